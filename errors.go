@@ -1,0 +1,108 @@
+package headgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headgate-go/headgate/algos"
+)
+
+var (
+	// ErrInvalid is matched by errors about parameters and arguments that no limiter can work with: a rate of zero, an
+	// empty key, n < 1. It is returned before any call to the store. The text says what to change.
+	ErrInvalid = algos.ErrInvalid
+
+	// ErrDenied is matched by the error of a Wait or Reserve that was refused and charged nothing, because the slot
+	// lies beyond the bound: the context's deadline, Within or WithMaxWait. The error is a *DeniedError.
+	ErrDenied = errors.New("headgate: denied")
+
+	// ErrNeverAllowed is matched by the error of a request for more permits than the limiter can ever grant at once.
+	// Waiting does not help: ask for less, or raise the limiter's burst. It is returned before any call to the store.
+	ErrNeverAllowed = errors.New("headgate: never allowed")
+)
+
+// A DeniedError says why a Wait or a Reserve was refused, and when to come back. It matches ErrDenied and, if it was
+// the context's deadline that the slot did not meet, context.DeadlineExceeded.
+type DeniedError struct {
+	// Decision is the answer. Its RetryAfter is how long until the same request, with the same bound, would be
+	// admitted.
+	Decision Decision
+	deadline bool
+}
+
+// Error implements error.
+func (e *DeniedError) Error() string {
+	if e.deadline {
+		return fmt.Sprintf("headgate: denied: the slot lies %v beyond the context's deadline", e.Decision.RetryAfter)
+	}
+	return fmt.Sprintf("headgate: denied: try again after %v", e.Decision.RetryAfter)
+}
+
+// Is makes errors.Is(err, ErrDenied) hold, and errors.Is(err, context.DeadlineExceeded) where that was the bound.
+func (e *DeniedError) Is(target error) bool {
+	return target == ErrDenied || e.deadline && target == context.DeadlineExceeded
+}
+
+// A StoreError says that the store did not answer, or answered with an error. It is never a denial.
+type StoreError struct {
+	// Op is what was asked of the store: "decide", "give back" or "reset".
+	Op string
+	// Unknown is true where the call may have been carried out: its reply was lost, or came too late. The permits of
+	// such a call may be charged; where its reply still comes in, they are given back. If Unknown is false, nothing
+	// was charged.
+	Unknown bool
+	// Err is the cause.
+	Err error
+
+	key string
+}
+
+// Error implements error. The limiter's key does not appear in it.
+func (e *StoreError) Error() string {
+	outcome := "nothing was charged"
+	if e.Unknown {
+		outcome = "it is unknown whether it was charged"
+	}
+	cause := e.Err.Error()
+	if e.key != "" {
+		cause = strings.ReplaceAll(cause, e.key, "(the limiter's key)")
+	}
+	return fmt.Sprintf("headgate: store: %s: %s (%s)", e.Op, cause, outcome)
+}
+
+// Unwrap returns the cause, so that errors.Is finds context.DeadlineExceeded for instance.
+func (e *StoreError) Unwrap() error { return e.Err }
+
+// storeError wraps the error of a call that wrote, or would have.
+func storeError(op, key string, err error) error {
+	return &StoreError{Op: op, Unknown: !neverRan(err), Err: err, key: key}
+}
+
+// neverRan tells whether an error proves that the script changed nothing: the server answered with an error (the
+// scripts write last, in one command), or no connection was had.
+func neverRan(err error) bool {
+	if _, ok := errors.AsType[redis.Error](err); ok {
+		return true
+	}
+	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
+		return true
+	}
+	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed)
+}
+
+func invalidf(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+}
+
+// micros turns whole microseconds, as the drivers count, into a Duration.
+func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
+
+func neverAllowed(n, most int) error {
+	return fmt.Errorf("%w: %d permits asked for at once; the limiter grants at most %d", ErrNeverAllowed, n, most)
+}

@@ -1,0 +1,63 @@
+// Package driver decides requests by an algorithm: Run in process, and Script inside Redis. The two are one driver
+// written twice, and give the same answers to the microsecond.
+package driver
+
+import "github.com/headgate-go/headgate/algos"
+
+// Ask is a bound that no slot meets: a request with it takes nothing and tells what one would get.
+const Ask = -1
+
+// A Request asks for Cost permits (at least 1) no more than Bound microseconds from now, or, if Cost is negative,
+// gives back the -Cost permits of a Receipt.
+type Request struct {
+	Cost    int64
+	Bound   int64
+	Receipt algos.Receipt
+}
+
+// A Reply answers one Request. Times are in microseconds.
+type Reply struct {
+	// Wait is how long until the slot. A negative Wait is a refusal: the same request would be granted after -Wait,
+	// and not a microsecond earlier, if nobody else came. For permits given back it is how many can be taken again.
+	Wait int64
+	// Remaining and Reset are the limiter's status after the request.
+	Remaining, Reset int64
+	// Receipt is for giving back what was granted.
+	Receipt algos.Receipt
+}
+
+// Integers is how many integers make a Reply, in the order of its fields.
+const Integers = 5
+
+// ParseReply reads a Reply from the integers that the script answered.
+func ParseReply(n []int64) Reply {
+	return Reply{Wait: n[0], Remaining: n[1], Reset: n[2], Receipt: algos.Receipt{Period: n[3], Number: n[4]}}
+}
+
+// Run answers requests in order at the instant now, writing to replies, which is as long as requests. A call that
+// refuses all of them leaves the state as it was, unless the clock went back. It reports whether it saved the state.
+func Run(state algos.State, rule algos.Rule, now int64, requests []Request, replies []Reply) (changed bool) {
+	changed = state.Load(rule, now)
+	for i, request := range requests {
+		reply := Reply{}
+		if request.Cost > 0 {
+			reply.Wait = state.Earliest(request.Cost)
+			if reply.Wait <= request.Bound {
+				reply.Receipt = state.Take(request.Cost)
+				changed = true
+			} else {
+				reply.Wait = request.Bound - reply.Wait
+			}
+		} else {
+			reply.Wait = state.GiveBack(request.Receipt, -request.Cost)
+			changed = changed || reply.Wait > 0
+		}
+		status := state.Status()
+		reply.Remaining, reply.Reset = status.Remaining, status.ResetAfter
+		replies[i] = reply
+	}
+	if changed {
+		state.Save()
+	}
+	return changed
+}

@@ -1,0 +1,60 @@
+-- The driver: decides a batch of requests for one limiter. driver.go is its twin. An algorithm's sections take the
+-- places of the marked lines, so that a lone request pays for no call of a function.
+--
+-- KEYS[1]   the limiter's state
+-- ARGV[1]   now in µs since 1970; empty to read the server's clock
+-- ARGV[2…]  the algorithm's parameters, then for each request either
+--             cost (permits, > 0), bound (µs: the furthest slot that is accepted; -1 takes nothing, and only asks)
+--           or, to give permits back,
+--             -cost, period, number (the receipt)
+-- Reply     five integers for each request:
+--             wait       µs until the slot; negative for a refusal: the same request would be granted after -wait
+--                        (for permits given back: how many of them can be taken again)
+--             remaining  permits that a single request is sure to be granted now
+--             reset      µs until the limiter is as new
+--             period, number  the receipt; 0, 0 where nothing was taken
+-- Writes    KEYS[1], with a TTL that covers reset, if anything was granted or given back, or the clock went back, or
+--           the TTL was missing. Nothing otherwise.
+local floor, byte, char, call = math.floor, string.byte, string.char, redis.call
+local foreign = 'FOREIGN the key holds something that Headgate did not write'
+local now
+if ARGV[1] == '' then
+  now = call('TIME')
+  now = now[1] * 1000000 + now[2]
+else
+  now = ARGV[1] + 0
+end
+local changed = false
+--@load
+local replies
+local i = requests
+while ARGV[i] do
+  local cost = ARGV[i] + 0
+  local wait, period, number, remaining, reset = 0, 0, 0
+  if cost > 0 then
+    local bound = ARGV[i + 1] + 0
+    i = i + 2
+    --@earliest
+    if wait <= bound then
+      changed = true
+      --@take
+    else
+      wait = bound - wait
+    end
+  else
+    cost, period, number = -cost, ARGV[i + 1] + 0, ARGV[i + 2] + 0
+    i = i + 3
+    --@giveback
+  end
+  --@status
+  if not replies then
+    replies = { wait, remaining, reset, period, number } -- sized once: a lone request pays for no growing table
+  else
+    local n = #replies
+    replies[n + 1], replies[n + 2], replies[n + 3], replies[n + 4], replies[n + 5] = wait, remaining, reset, period, number
+  end
+end
+if changed or call('PTTL', KEYS[1]) == -1 then
+  --@save
+end
+return replies

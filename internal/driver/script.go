@@ -1,0 +1,45 @@
+package driver
+
+import (
+	"crypto/sha1"
+	_ "embed"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/headgate-go/headgate/algos"
+)
+
+//go:embed driver.lua
+var driverLua string
+
+// A Script is the driver with one algorithm in it, as Redis runs it.
+type Script struct {
+	Source string
+	SHA1   string // of Source, in hex: what EVALSHA takes
+}
+
+// NewScript puts the sections of the rule's Lua in the places that the driver marks for them.
+func NewScript(rule algos.Rule) (Script, error) {
+	sections := make(map[string]string)
+	for part := range strings.SplitSeq("\n"+rule.Lua(), "\n--@") {
+		head, body, _ := strings.Cut(part, "\n")
+		name, _, _ := strings.Cut(head, " ")
+		sections[name] = body
+	}
+	var source strings.Builder
+	for line := range strings.Lines(driverLua) {
+		name, marked := strings.CutPrefix(strings.TrimSpace(line), "--@")
+		if !marked {
+			source.WriteString(line)
+			continue
+		}
+		body, ok := sections[name]
+		if !ok {
+			return Script{}, fmt.Errorf("headgate: the Lua of %s has no section %s", rule.Name(), name)
+		}
+		source.WriteString(body + "\n")
+	}
+	sum := sha1.Sum([]byte(source.String()))
+	return Script{Source: source.String(), SHA1: hex.EncodeToString(sum[:])}, nil
+}

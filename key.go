@@ -1,0 +1,49 @@
+package headgate
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+)
+
+// A limiter's stored key is
+//
+//	prefix:{base/part/part}:suffix
+//
+// with the key given to New, the parts given to For, and the algorithm's suffix. What stands in the braces is all
+// that Redis Cluster hashes, so everything of one limiter shares a slot. In base and parts, '%', '/', braces and
+// control characters are written %XX: no key can move to another slot, and no two different lists of parts make the
+// same key. A path longer than maxPath is stored as '%' and its SHA-256 in hex, which no escaped path can be.
+const maxPath = 200
+
+// storedKey is the key under which the limiter of a path keeps its state.
+func storedKey(prefix, path, suffix string) string {
+	if len(path) > maxPath {
+		sum := sha256.Sum256([]byte(path))
+		path = "%" + hex.EncodeToString(sum[:])
+	}
+	return prefix + ":{" + path + "}:" + suffix
+}
+
+// escape writes one element of a path.
+func escape(s string) string {
+	if !strings.ContainsFunc(s, mustEscape) {
+		return s
+	}
+	const digits = "0123456789ABCDEF"
+	var b strings.Builder
+	for i := range len(s) {
+		if c := s[i]; mustEscape(rune(c)) {
+			b.WriteByte('%')
+			b.WriteByte(digits[c>>4])
+			b.WriteByte(digits[c&15])
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+func mustEscape(r rune) bool {
+	return r < 0x20 || r == 0x7f || r == '%' || r == '/' || r == '{' || r == '}'
+}

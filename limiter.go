@@ -1,0 +1,151 @@
+package headgate
+
+import (
+	"context"
+	"time"
+
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/driver"
+)
+
+// A Limiter gives out the permits of one limit: an algorithm with its parameters, bound to one key of a store. All
+// limiters with the same store, prefix, key and algorithm share that limit, in whatever process they are.
+//
+// A Limiter is immutable, safe for concurrent use, and needs no closing.
+type Limiter struct {
+	store Store
+	plan  *plan
+	path  string // the key and its parts, escaped
+	key   string // where the state is stored
+	err   error  // what was wrong with the parts
+
+	name    string
+	prefix  string
+	maxWait time.Duration // negative: no bound
+	hook    Hook
+}
+
+// New makes a limiter. It makes no call to the store.
+//
+// The key names the limit: "openai:rpm", say. The error matches ErrInvalid if the key is empty, an option is out of
+// range, or the algorithm's parameters cannot be held exactly.
+func New(store Store, key string, algorithm algos.Algorithm, opts ...Option) (*Limiter, error) {
+	if store == nil {
+		return nil, invalidf("the store is nil")
+	}
+	if key == "" {
+		return nil, invalidf("the key is empty")
+	}
+	p, err := newPlan(algorithm)
+	if err != nil {
+		return nil, err
+	}
+	l := &Limiter{store: store, plan: p, path: escape(key), name: p.rule.Name(), prefix: "hg", maxWait: -1}
+	for _, opt := range opts {
+		if err := opt(l); err != nil {
+			return nil, err
+		}
+	}
+	l.key = storedKey(l.prefix, l.path, p.rule.Suffix())
+	return l, nil
+}
+
+// For returns a limiter with the same algorithm and options and a key of its own, made of this limiter's key and the
+// parts: limiter.For("sms", phone). Different lists of parts never make the same key. It costs two small allocations
+// and no call, so its result may be used once and dropped.
+//
+// Without parts, or with an empty one, every call on the result returns an error that matches ErrInvalid: an empty
+// user name must not become a limit that all nameless users share.
+func (l *Limiter) For(parts ...string) *Limiter {
+	sub := *l
+	if len(parts) == 0 {
+		sub.err = invalidf("For: no parts")
+	}
+	for i, part := range parts {
+		if part == "" {
+			sub.err = invalidf("For: part %d is empty", i)
+		}
+		sub.path += "/" + escape(part)
+	}
+	sub.key = storedKey(sub.prefix, sub.path, sub.plan.rule.Suffix())
+	return &sub
+}
+
+// Allow asks for one permit now; see AllowN.
+func (l *Limiter) Allow(ctx context.Context) (Decision, error) { return l.AllowN(ctx, 1) }
+
+// AllowN asks for n permits now, and does not wait. If the decision is Allowed they are charged and may be used; if
+// not, nothing was charged, and that is no error. Use WaitN to sleep until the slot instead, and ReserveN to learn
+// when it is.
+//
+// Errors: ErrInvalid if n < 1, ErrNeverAllowed if n is more than the limiter ever grants, the context's error if it
+// has ended before the call, and *StoreError if the store failed or the context ended during the call.
+func (l *Limiter) AllowN(ctx context.Context, n int) (Decision, error) {
+	ctx, end := l.begin(ctx, VerbAllow, n, 0)
+	g, err := l.decide(ctx, n, 0)
+	d := l.decision(g)
+	end(Outcome{Decision: d, Err: err})
+	return d, err
+}
+
+// Peek tells what Allow would answer now, and consumes nothing. Errors as for AllowN.
+func (l *Limiter) Peek(ctx context.Context) (Decision, error) {
+	ctx, end := l.begin(ctx, VerbPeek, 1, 0)
+	g, err := l.decide(ctx, 1, driver.Ask)
+	if g.Wait < 0 { // refused by a bound one microsecond short of now
+		g.Wait++
+	}
+	d := l.decision(g)
+	end(Outcome{Decision: d, Err: err})
+	return d, err
+}
+
+// Reset makes the limiter as new. Slots already given out are not called back: their holders will use them, beside
+// all that the new limiter grants.
+func (l *Limiter) Reset(ctx context.Context) error {
+	ctx, end := l.begin(ctx, VerbReset, 0, 0)
+	err := l.usable(ctx)
+	if err == nil {
+		err = l.store.reset(ctx, l.key)
+	}
+	end(Outcome{Err: err})
+	return err
+}
+
+// usable tells what keeps a call from being made at all.
+func (l *Limiter) usable(ctx context.Context) error {
+	if l.err != nil {
+		return l.err
+	}
+	return ctx.Err()
+}
+
+// decide is the one path to the store: it asks for n permits no further off than bound, in microseconds.
+func (l *Limiter) decide(ctx context.Context, n int, bound int64) (grant, error) {
+	if n < 1 {
+		return grant{}, invalidf("%d permits asked for; at least 1 is needed", n)
+	}
+	if most := l.plan.rule.Max(); n > most {
+		return grant{}, neverAllowed(n, most)
+	}
+	if err := l.usable(ctx); err != nil {
+		return grant{}, err
+	}
+	bound = min(bound, l.plan.rule.Horizon())
+	return l.store.decide(ctx, l.plan, l.key, driver.Request{Cost: int64(n), Bound: bound}, 0)
+}
+
+// decision tells a user what a grant says. Of no grant at all it says nothing.
+func (l *Limiter) decision(g grant) Decision {
+	if g == (grant{}) {
+		return Decision{Source: l.store.source()}
+	}
+	return Decision{
+		Allowed:    g.Wait >= 0,
+		Limit:      l.plan.rule.Limit(),
+		Remaining:  int(g.Remaining),
+		RetryAfter: micros(max(-g.Wait, 0)),
+		ResetAfter: micros(g.Reset),
+		Source:     l.store.source(),
+	}
+}

@@ -1,0 +1,66 @@
+package headgate
+
+import (
+	"strings"
+	"time"
+)
+
+// An Option changes what New builds.
+type Option func(*Limiter) error
+
+// WithName names the limiter in spans and metrics. The default is the algorithm's name. The name must not hold a
+// user's data: it becomes a label.
+func WithName(name string) Option {
+	return func(l *Limiter) error {
+		if name == "" {
+			return invalidf("WithName: the name is empty")
+		}
+		l.name = name
+		return nil
+	}
+}
+
+// WithPrefix sets what all of the limiter's keys begin with, up to the first colon. The default is "hg". Limiters
+// under different prefixes never meet.
+func WithPrefix(prefix string) Option {
+	return func(l *Limiter) error {
+		if prefix == "" || strings.ContainsAny(prefix, "{}") {
+			return invalidf("WithPrefix: the prefix must not be empty and must not contain braces")
+		}
+		l.prefix = prefix
+		return nil
+	}
+}
+
+// WithMaxWait bounds every Wait and Reserve: a slot further off than d, at least 0, is refused before anything is
+// charged.
+func WithMaxWait(d time.Duration) Option {
+	return func(l *Limiter) error {
+		if d < 0 {
+			return invalidf("WithMaxWait: %v is negative", d)
+		}
+		l.maxWait = d
+		return nil
+	}
+}
+
+// WithHook has a Hook called at each operation. Without one, observing costs nothing.
+func WithHook(hook Hook) Option {
+	return func(l *Limiter) error {
+		l.hook = hook
+		return nil
+	}
+}
+
+// A ReserveOption changes one reservation.
+type ReserveOption func(*reserveOptions)
+
+type reserveOptions struct {
+	within time.Duration
+}
+
+// Within refuses a slot further off than d before anything is charged. d is at least 0, which accepts only a slot
+// that has come.
+func Within(d time.Duration) ReserveOption {
+	return func(o *reserveOptions) { o.within = d }
+}

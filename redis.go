@@ -1,0 +1,165 @@
+package headgate
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headgate-go/headgate/internal/driver"
+)
+
+// Redis makes a Store that keeps limits in Redis 6 or later, or a server that speaks its protocol and runs its Lua:
+// standalone, Sentinel, Cluster or Ring. The client stays the caller's, to configure and to close.
+//
+// Each decision is one call of one script on one key. A call that charges is sent once, whatever the client's
+// MaxRetries says; it is repeated only after NOSCRIPT, which proves that it did not run. The caller's context bounds
+// each call, its deadline and its cancellation, whatever the client's ContextTimeoutEnabled says.
+func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
+	s := &redisStore{client: client}
+	for _, opt := range opts {
+		opt(s)
+	}
+	return s
+}
+
+// A RedisOption changes what Redis makes.
+type RedisOption func(*redisStore)
+
+// ClientClock decides by the caller's clock instead of the server's: for a server that refuses TIME in scripts, and
+// for tests in virtual time. All clients of a limit must then agree on the time: one that is ahead by a second grants
+// a second's worth of permits too many.
+func ClientClock() RedisOption {
+	return func(s *redisStore) { s.now = func() int64 { return time.Now().UnixMicro() } }
+}
+
+type redisStore struct {
+	client redis.UniversalClient
+	now    func() int64 // nil for the server's clock
+}
+
+// detachedFor bounds a call that its caller may have left.
+const detachedFor = 5 * time.Second
+
+func (s *redisStore) source() Source { return SourceRedis }
+
+func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, _ uint64) (grant, error) {
+	op := "decide"
+	if request.Cost < 0 {
+		op = "give back"
+	}
+	reply, err := bounded(ctx,
+		func(ctx context.Context) (driver.Reply, error) { return s.call(ctx, p, key, request) },
+		func(late driver.Reply) { s.giveBackLate(p, key, request, late) })
+	if err != nil {
+		return grant{}, storeError(op, key, err)
+	}
+	return grant{Reply: reply}, nil
+}
+
+// giveBackLate returns what was granted to a caller who had left when the reply came.
+func (s *redisStore) giveBackLate(p *plan, key string, request driver.Request, late driver.Reply) {
+	if request.Cost < 0 || late.Wait < 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), detachedFor)
+	defer cancel()
+	// If this fails the permits drain as if used: nobody is over the limit for it.
+	_, _ = s.call(ctx, p, key, driver.Request{Cost: -request.Cost, Receipt: late.Receipt})
+}
+
+// call runs the script once. A second attempt follows only where the first proves that nothing ran.
+func (s *redisStore) call(ctx context.Context, p *plan, key string, request driver.Request) (driver.Reply, error) {
+	args := make([]any, 0, 5+len(p.params)+3)
+	args = append(args, "evalsha", p.script.SHA1, 1, key)
+	if s.now == nil {
+		args = append(args, "")
+	} else {
+		args = append(args, s.now())
+	}
+	args = append(args, p.params...)
+	if request.Cost > 0 {
+		args = append(args, request.Cost, request.Bound)
+	} else {
+		args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
+	}
+	n, err := s.once(ctx, args)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		args[0], args[1] = "eval", p.script.Source
+		n, err = s.once(ctx, args)
+	}
+	if err != nil {
+		return driver.Reply{}, err
+	}
+	if len(n) != driver.Integers {
+		return driver.Reply{}, errReply
+	}
+	return driver.ParseReply(n), nil
+}
+
+// errReply means that something between here and the server changed the reply: the call has run.
+var errReply = unexpectedReply{}
+
+type unexpectedReply struct{}
+
+func (unexpectedReply) Error() string { return "the reply is not that of Headgate's script" }
+
+// once sends a command that must not be sent twice.
+func (s *redisStore) once(ctx context.Context, args []any) ([]int64, error) {
+	cmd := &chargingCmd{redis.NewIntSliceCmd(ctx, args...)}
+	_ = s.client.Process(ctx, cmd) // the error is the command's too
+	return cmd.Result()
+}
+
+// chargingCmd is a command that go-redis does not send again after a network error: the first may have run.
+type chargingCmd struct{ *redis.IntSliceCmd }
+
+// NoRetry tells go-redis.
+func (*chargingCmd) NoRetry() bool { return true }
+
+func (s *redisStore) reset(ctx context.Context, key string) error {
+	_, err := bounded(ctx,
+		func(ctx context.Context) (int64, error) { return s.client.Del(ctx, key).Result() },
+		func(int64) {})
+	if err != nil {
+		return storeError("reset", key, err)
+	}
+	return nil
+}
+
+// bounded makes a call that may outlast its caller's context. A context that can end gets the call made on another
+// goroutine, detached, so that the caller leaves when its context ends, whatever the client does; if the call is then
+// answered after all, late has the answer.
+func bounded[T any](ctx context.Context, call func(context.Context) (T, error), late func(T)) (T, error) {
+	if ctx.Done() == nil {
+		return call(ctx)
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	var settled atomic.Bool // by the answer, or by the caller's leaving: whichever comes first
+	go func() {
+		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachedFor)
+		defer cancel()
+		value, err := call(detached)
+		if settled.CompareAndSwap(false, true) {
+			answers <- answer{value, err}
+		} else if err == nil {
+			late(value)
+		}
+	}()
+	select {
+	case a := <-answers:
+		return a.value, a.err
+	case <-ctx.Done():
+		if !settled.CompareAndSwap(false, true) {
+			a := <-answers // it came just now
+			return a.value, a.err
+		}
+		var none T
+		return none, ctx.Err()
+	}
+}

@@ -26,11 +26,6 @@ func (p pace) permits(us, part int64) int64 {
 	return whole*p.rate + int64(n)
 }
 
-// before reports whether the span (us, part) is shorter than (us2, part2).
-func before(us, part, us2, part2 int64) bool {
-	return us < us2 || us == us2 && part < part2
-}
-
 // ceil rounds a span up to whole microseconds.
 func ceil(us, part int64) int64 {
 	if part > 0 {

@@ -17,7 +17,7 @@ var tokenBucketLua string
 // In any stretch of time of length w it grants at most Burst + Rate × w/Per permits, reservations included.
 //
 // Per is a whole number of microseconds. Rate/Per in lowest terms must have a numerator below 2^24 and a denominator
-// of at most 2^45 µs (about 407 days): from one permit a year to ten million a second. Filling an empty bucket must
+// of at most 2^45 µs (about 407 days): from one permit a year to ten million a second and more. Filling an empty bucket must
 // take no more than 2^45 µs either.
 //
 // Slots are promised up to 2^45 µs ahead. Giving back is exact: permits cancelled at the end of the queue are as if
@@ -33,10 +33,11 @@ type TokenBucket struct {
 // The bounds of a token bucket. Lua computes in doubles, which are exact below 2^53, and the stored state has three
 // bytes for the rate and six for each span of time and count of permits.
 const (
-	maxRate    = 1<<24 - 1 // reduced permits a period, so that its square fits
-	maxSpan    = 1 << 45   // µs: a period, a full bucket, the furthest slot
-	maxPermits = 1 << 45   // a burst, and the permits reserved ahead
-	foldAbove  = 1 << 47   // permits or µs of one busy period, beyond which it is counted anew
+	maxRate     = 1<<24 - 1 // reduced permits a period, so that its square fits
+	maxPerMicro = 1000      // permits a µs
+	maxSpan     = 1 << 45   // µs: a period, a full bucket, the furthest slot
+	maxPermits  = 1 << 45   // a burst, and the permits reserved ahead
+	foldAbove   = 1 << 47   // permits or µs of one busy period, beyond which it is counted anew
 )
 
 // Rule implements Algorithm.
@@ -53,6 +54,8 @@ func (b TokenBucket) Rule() (Rule, error) {
 	d := gcd(rate, per)
 	p := pace{rate / d, per / d}
 	switch {
+	case p.rate/p.per >= maxPerMicro:
+		return nil, fmt.Errorf("%w: TokenBucket: a rate of %d per %v is too fast; it must be below a billion a second", ErrInvalid, b.Rate, b.Per)
 	case p.rate > maxRate:
 		return nil, fmt.Errorf("%w: TokenBucket: a rate of %d per %v cannot be held exactly; in lowest terms its numerator must be below 2^24", ErrInvalid, b.Rate, b.Per)
 	case p.per > maxSpan:
@@ -120,7 +123,7 @@ type bucket struct {
 	rule       *tokenBucket
 	now        int64
 	debt, part int64 // how far the line reaches beyond now
-	begun      int64 // places on it that began before now; kept only while there are holes
+	begun      int64 // places on it that began before now: see passed; known only while there are holes
 
 	// What Earliest found, for Take.
 	from     int64
@@ -218,17 +221,24 @@ func (b *bucket) fold() {
 	b.name, b.holes = b.start, nil
 }
 
+// passed counts the places on the line that lie behind now, and those that began too long ago to be taken again. A
+// slot is the beginning of a place rounded up to a microsecond, so a place may be taken until then.
+func (b *bucket) passed() (gone, begun int64) {
+	elapsed := b.now - b.start
+	if elapsed > 0 {
+		begun = b.permits(elapsed-1, 0) + 1
+	}
+	return min(b.permits(elapsed, 0), begun), begun
+}
+
 // trim forgets the holes that lie behind now.
 func (b *bucket) trim() {
 	if len(b.holes) == 0 {
 		return
 	}
-	elapsed := b.now - b.start
-	b.begun = b.permits(elapsed, 0)
-	if us, part := b.span(b.begun); before(us, part, elapsed, 0) {
-		b.begun++
-	}
-	for len(b.holes) > 0 && b.holes[0].to <= b.begun {
+	var gone int64
+	gone, b.begun = b.passed()
+	for len(b.holes) > 0 && b.holes[0].to <= gone {
 		b.holes = b.holes[1:]
 	}
 }
@@ -272,7 +282,7 @@ func replace(holes []hole, i, j int, with ...hole) []hole {
 // GiveBack implements State.
 func (b *bucket) GiveBack(receipt Receipt, cost int64) (returned int64) {
 	from, to := receipt.Number-cost, receipt.Number
-	gone := b.permits(b.now-b.start, 0) // places that have passed
+	gone, begun := b.passed()
 	if receipt.Period != b.name || from < 0 || to > b.taken || to <= gone {
 		return 0
 	}
@@ -287,13 +297,7 @@ func (b *bucket) GiveBack(receipt Receipt, cost int64) (returned int64) {
 		}
 		return to - max(from, gone)
 	}
-	if us, part := b.span(gone); before(us, part, b.now-b.start, 0) {
-		gone++ // the middle: a place that has begun is of no use to anybody
-	}
-	if to <= gone {
-		return 0
-	}
-	first := 0
+	first := 0 // the middle
 	for first < len(b.holes) && b.holes[first].to < from {
 		first++
 	}
@@ -306,8 +310,8 @@ func (b *bucket) GiveBack(receipt Receipt, cost int64) (returned int64) {
 		h = hole{min(h.from, other.from), max(h.to, other.to)}
 	}
 	b.holes = replace(b.holes, first, next, h)
-	b.begun = gone
-	return to - max(from, gone)
+	b.begun = begun
+	return to - min(max(from, begun), to) // a place that has begun is of no use to anybody
 }
 
 // Status implements State.
@@ -316,12 +320,13 @@ func (b *bucket) Status() Status {
 	if us, part := b.free(b.debt, b.part); us >= 0 {
 		remaining = b.permits(us, part)
 	}
-	if len(b.holes) > 0 {
-		h := b.holes[0]
-		from := max(h.from, b.begun)
-		us, part := b.span(from)
-		if us, part = b.free(us-(b.now-b.start), part); us >= 0 {
-			remaining = max(remaining, min(b.permits(us, part), h.to-from))
+	for _, h := range b.holes {
+		if from := max(h.from, b.begun); from < h.to {
+			us, part := b.span(from)
+			if us, part = b.free(us-(b.now-b.start), part); us >= 0 {
+				remaining = max(remaining, min(b.permits(us, part), h.to-from))
+			}
+			break
 		}
 	}
 	return Status{Remaining: remaining, ResetAfter: max(ceil(b.debt, b.part), 0)}

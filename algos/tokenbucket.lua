@@ -57,7 +57,7 @@ if state then
   if at >= 0x20000000000000 or rate0 == 0 or per0 == 0 then return redis.error_reply(foreign) end
   name = at - elapsed
   if length > 28 then
-    local _, last, moved = string.find(state, '^@(%d+),', 29)
+    local _, last, moved = string.find(state, '^@(%-?%d+),', 29)
     if moved then name = moved + 0 end
     holes = string.sub(state, (last or 28) + 1)
   end
@@ -96,11 +96,11 @@ if state then
       name, holes = now - elapsed, ''
     end
     if holes ~= '' then -- trim
-      begun = permits(elapsed, 0, rate, per)
-      if span(begun, rate, per) < elapsed then begun = begun + 1 end
+      if elapsed > 0 then begun = permits(elapsed - 1, 0, rate, per) + 1 end
+      local gone = math.min(permits(elapsed, 0, rate, per), begun)
       while true do
         local _, last, to = string.find(holes, '^%d+%-(%d+),')
-        if not last or to + 0 > begun then break end
+        if not last or to + 0 > gone then break end
         holes = string.sub(holes, last + 1)
       end
     end
@@ -142,7 +142,9 @@ end
 
 --@giveback  in: cost, period, number.  out: wait (how many permits can be taken again)
 local from, to = number - cost, number
-local gone = permits(elapsed, 0, rate, per) -- places that have passed
+begun = 0
+if elapsed > 0 then begun = permits(elapsed - 1, 0, rate, per) + 1 end
+local gone = math.min(permits(elapsed, 0, rate, per), begun)
 if period == name and from >= 0 and to <= taken and to > gone then
   if to == taken then -- the tail
     taken = from
@@ -158,12 +160,10 @@ if period == name and from >= 0 and to <= taken and to > gone then
       elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
     end
     wait = to - math.max(from, gone)
-    changed = true
   else -- the middle
-    if span(gone, rate, per) < elapsed then gone = gone + 1 end
     local cut, keep = 1, 1 -- the new hole replaces the text from cut to keep - 1
     local a, b = from, to
-    local twice = to <= gone
+    local twice = false
     local first, last, x, y = string.find(holes, '(%d+)%-(%d+),')
     while first and x + 0 <= to do
       x, y = x + 0, y + 0
@@ -179,9 +179,7 @@ if period == name and from >= 0 and to <= taken and to > gone then
     end
     if not twice then
       holes = string.sub(holes, 1, cut - 1) .. string.format('%.0f-%.0f,', a, b) .. string.sub(holes, keep)
-      begun = gone
-      wait = to - math.max(from, gone)
-      changed = true
+      wait = to - math.min(math.max(from, begun), to)
     end
   end
 end
@@ -195,12 +193,15 @@ if us >= 0 then
   if rate > 1 then remaining = permits(us, p, rate, per) else remaining = floor(us / per) end
 end
 if holes ~= '' then
-  local _, _, a, b = string.find(holes, '^(%d+)%-(%d+),')
-  a = math.max(a + 0, begun)
-  us, p = span(a, rate, per)
-  us, p = room - us + elapsed, room_part - p
-  if p < 0 then us, p = us - 1, p + rate end
-  if us >= 0 then remaining = math.max(remaining, math.min(permits(us, p, rate, per), b - a)) end
+  local _, last, a, b = string.find(holes, '^(%d+)%-(%d+),')
+  if b + 0 <= begun then _, _, a, b = string.find(holes, '^(%d+)%-(%d+),', last + 1) end
+  if a then
+    a = math.max(a + 0, begun)
+    us, p = span(a, rate, per)
+    us, p = room - us + elapsed, room_part - p
+    if p < 0 then us, p = us - 1, p + rate end
+    if us >= 0 then remaining = math.max(remaining, math.min(permits(us, p, rate, per), b - a)) end
+  end
 end
 reset = debt
 if part > 0 then reset = reset + 1 end

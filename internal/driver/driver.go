@@ -50,7 +50,7 @@ func Run(state algos.State, rule algos.Rule, now int64, requests []Request, repl
 			}
 		} else {
 			reply.Wait = state.GiveBack(request.Receipt, -request.Cost)
-			changed = changed || reply.Wait > 0
+			changed = true
 		}
 		status := state.Status()
 		reply.Remaining, reply.Reset = status.Remaining, status.ResetAfter

@@ -13,7 +13,7 @@
 --             remaining  permits that a single request is sure to be granted now
 --             reset      µs until the limiter is as new
 --             period, number  the receipt; 0, 0 where nothing was taken
--- Writes    KEYS[1], with a TTL that covers reset, if anything was granted or given back, or the clock went back, or
+-- Writes    KEYS[1], with a TTL that covers reset, if it granted or gave back, or the clock went back, or
 --           the TTL was missing. Nothing otherwise.
 local floor, byte, char, call = math.floor, string.byte, string.char, redis.call
 local foreign = 'FOREIGN the key holds something that Headgate did not write'
@@ -44,6 +44,7 @@ while ARGV[i] do
   else
     cost, period, number = -cost, ARGV[i + 1] + 0, ARGV[i + 2] + 0
     i = i + 3
+    changed = true
     --@giveback
   end
   --@status

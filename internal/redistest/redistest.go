@@ -64,14 +64,19 @@ func Start(t testing.TB, args ...string) *Server {
 	return s
 }
 
+// freeAddr finds a port that is free and leaves room for a cluster's bus, which listens 10,000 ports higher.
 func freeAddr(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = l.Close()
+		if addr := l.Addr().(*net.TCPAddr); addr.Port < 55536 {
+			return addr.String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // run starts the process at s.Addr and waits until it answers.

@@ -28,8 +28,8 @@ func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
 type RedisOption func(*redisStore)
 
 // ClientClock decides by the caller's clock instead of the server's: for a server that refuses TIME in scripts, and
-// for tests in virtual time. All clients of a limit must then agree on the time: one that is ahead by a second grants
-// a second's worth of permits too many.
+// for tests in virtual time. All clients of a limit should then agree on the time: the limiter follows the clock that
+// is furthest ahead, so one that runs an hour ahead and is then put right stops the limit for an hour.
 func ClientClock() RedisOption {
 	return func(s *redisStore) { s.now = func() int64 { return time.Now().UnixMicro() } }
 }

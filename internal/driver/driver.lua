@@ -2,7 +2,7 @@
 -- places of the marked lines, so that a lone request pays for no call of a function.
 --
 -- KEYS[1]   the limiter's state
--- ARGV[1]   now in µs since 1970; empty to read the server's clock
+-- ARGV[1]   the client's clock, µs since 1970, which never takes a limiter back in time; empty to read the server's
 -- ARGV[2…]  the algorithm's parameters, then for each request either
 --             cost (permits, > 0), bound (µs: the furthest slot that is accepted; -1 takes nothing, and only asks)
 --           or, to give permits back,

@@ -17,11 +17,12 @@ import (
 	"github.com/headgate-go/headgate/internal/redistest"
 )
 
-// server runs the script at whatever instant the test says. The test's clock is not Redis's, so an hour is added to
-// each TTL, lest keys vanish in the middle.
+// server runs the script at whatever instant the test says, as the server's clock or as a client's. The test's clock is
+// not Redis's, so an hour is added to each TTL, lest keys vanish in the middle.
 type server struct {
-	rdb *redis.Client
-	key string
+	rdb         *redis.Client
+	key         string
+	clientClock bool
 }
 
 func (s server) run(t rapid.TB, rule algos.Rule, now int64, requests ...driver.Request) []driver.Reply {
@@ -29,7 +30,12 @@ func (s server) run(t rapid.TB, rule algos.Rule, now int64, requests ...driver.R
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []any{now}
+	source := strings.Replace(script.Source, "'PX', ttl)", "'PX', ttl + 3600000)", 1)
+	keys, args := []string{s.key}, []any{now}
+	if !s.clientClock {
+		source = strings.Replace(source, "call('TIME')", "{ 0, KEYS[2] }", 1)
+		keys, args = append(keys, fmt.Sprint(now)), []any{""}
+	}
 	for _, n := range rule.Params() {
 		args = append(args, n)
 	}
@@ -40,8 +46,7 @@ func (s server) run(t rapid.TB, rule algos.Rule, now int64, requests ...driver.R
 			args = append(args, r.Cost, r.Receipt.Period, r.Receipt.Number)
 		}
 	}
-	source := strings.Replace(script.Source, "'PX', ttl)", "'PX', ttl + 3600000)", 1)
-	n, err := redis.NewScript(source).Run(context.Background(), s.rdb, []string{s.key}, args...).Int64Slice()
+	n, err := redis.NewScript(source).Run(context.Background(), s.rdb, keys, args...).Int64Slice()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +70,7 @@ func TestLuaAndGoGiveTheSameAnswers(t *testing.T) {
 	run := 0
 	rapid.Check(t, func(t *rapid.T) {
 		run++
-		twins(t, server{rdb, fmt.Sprintf("{twin}:%d", run)}, true)
+		twins(t, server{rdb: rdb, key: fmt.Sprintf("twin:%d", run)}, true)
 	})
 }
 
@@ -76,7 +81,7 @@ func TestLuaAndGoGiveTheSameAnswersOnMiniredis(t *testing.T) {
 	run := 0
 	rapid.Check(t, func(t *rapid.T) {
 		run++
-		twins(t, server{rdb, fmt.Sprintf("{twin}:%d", run)}, false)
+		twins(t, server{rdb: rdb, key: fmt.Sprintf("twin:%d", run)}, false)
 	})
 }
 

@@ -99,9 +99,9 @@ func (r *tokenBucket) NewState() State { return new(bucket) }
 //
 // Think of the permits taken in it as places on a line, one behind the other from its start, each as long as one
 // permit takes at the rate. A grant owns the places of its permits. Its slot is never later than the first of them
-// begins, and the last ends at most a burst's span after the slot. Places do not overlap, so the grants of any
-// stretch of time w fit in w plus a burst: that is the whole proof that nothing is over-admitted, and it holds for
-// places given up and taken again too.
+// begins, rounded up to a microsecond, and the last ends at most a burst's span after the slot. Places do not
+// overlap, so the grants of any stretch of time w fit in w plus a burst, and the microsecond: that is the whole proof
+// that nothing is over-admitted, and it holds for places given up and taken again too.
 type busyPeriod struct {
 	pace         // what it was last counted by
 	at     int64 // the last save
@@ -162,8 +162,10 @@ func (b *bucket) measure() {
 	b.debt -= b.now - b.start
 }
 
+// drained tells whether the line ended a microsecond ago or earlier. Until then it goes on: slots are rounded up, and
+// a limiter whose every caller comes at its slot keeps its rate exactly only if the rounding is not lost each time.
 func (b *bucket) drained() bool {
-	return b.debt < 0 || b.debt == 0 && b.part == 0
+	return b.debt < -1 || b.debt == -1 && b.part == 0
 }
 
 // refill makes the bucket full: the next permit taken begins a busy period.
@@ -292,7 +294,7 @@ func (b *bucket) GiveBack(receipt Receipt, cost int64) (returned int64) {
 			b.taken = b.holes[n-1].from
 			b.holes = b.holes[:n-1]
 		}
-		if b.measure(); b.drained() {
+		if b.measure(); b.taken == 0 || b.drained() {
 			b.refill()
 		}
 		return to - max(from, gone)
@@ -318,7 +320,7 @@ func (b *bucket) GiveBack(receipt Receipt, cost int64) (returned int64) {
 func (b *bucket) Status() Status {
 	var remaining int64
 	if us, part := b.free(b.debt, b.part); us >= 0 {
-		remaining = b.permits(us, part)
+		remaining = min(b.permits(us, part), b.rule.burst)
 	}
 	for _, h := range b.holes {
 		if from := max(h.from, b.begun); from < h.to {
@@ -344,6 +346,6 @@ func (b *bucket) free(us, part int64) (int64, int64) {
 // Save implements State.
 func (b *bucket) Save() {
 	b.at = b.now
-	b.exists = !b.drained()
+	b.exists = b.taken > 0
 	b.saved = b.busyPeriod
 }

@@ -71,7 +71,7 @@ if state then
   if rate0 > 1 then debt, part = span(taken, rate0, per0) end
   debt = debt - elapsed
 
-  if debt < 0 or debt == 0 and part == 0 then
+  if debt < -1 or debt == -1 and part == 0 then
     elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
   else
     if rate0 ~= rate or per0 ~= per then -- convert
@@ -157,7 +157,7 @@ if period == name and from >= 0 and to <= taken and to > gone then
     end
     debt, part = span(taken, rate, per)
     debt = debt - elapsed
-    if debt < 0 or debt == 0 and part == 0 then
+    if taken == 0 or debt < -1 or debt == -1 and part == 0 then
       elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
     end
     wait = to - math.max(from, gone)
@@ -192,6 +192,7 @@ local us, p = room - debt, room_part - part
 if p < 0 then us, p = us - 1, p + rate end
 if us >= 0 then
   if rate > 1 then remaining = permits(us, p, rate, per) else remaining = floor(us / per) end
+  if remaining > burst then remaining = burst end
 end
 if holes ~= '' then
   local _, last, a, b = string.find(holes, '^(%d+)%-(%d+),')

@@ -1,0 +1,3 @@
+package headgate_test
+
+func actAsChild() bool { return false }

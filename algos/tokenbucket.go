@@ -142,11 +142,12 @@ func (b *bucket) Load(rule Rule, now int64) (changed bool) {
 		}
 		b.measure()
 	}
-	if !b.exists || b.drained() {
+	repaced := b.pace != b.rule.pace
+	if !b.exists || b.drained() || repaced && b.debt < 0 {
 		b.refill()
 		return changed
 	}
-	if b.pace != b.rule.pace {
+	if repaced {
 		b.convert()
 	}
 	if b.taken >= foldAbove || now-b.start >= foldAbove {

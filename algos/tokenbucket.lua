@@ -65,16 +65,17 @@ if state then
     -- The server's clock went back: so does the line, with all that is owed. A client's clock is merely behind.
     if ARGV[1] == '' then changed = true else now = at end
   else
-    elapsed = elapsed + now - at
+    elapsed = elapsed + (now - at) -- in this order: near 2^53 the other one rounds
   end
   debt, part = taken * per0, 0
   if rate0 > 1 then debt, part = span(taken, rate0, per0) end
   debt = debt - elapsed
 
-  if debt < -1 or debt == -1 and part == 0 then
+  local repaced = rate0 ~= rate or per0 ~= per
+  if debt < -1 or debt == -1 and part == 0 or repaced and debt < 0 then
     elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
   else
-    if rate0 ~= rate or per0 ~= per then -- convert
+    if repaced then -- convert
       local owed = permits(debt, part, rate0, per0)
       local us, p = span(owed, rate0, per0)
       local rest = ((debt - us) + (part - p) / rate0) * rate0 / per0 * per / rate
@@ -207,6 +208,7 @@ if holes ~= '' then
 end
 reset = debt
 if part > 0 then reset = reset + 1 end
+if reset < 0 then reset = 0 end
 
 --@save  writes: the state, with a TTL of all that is owed; deletes it when the bucket is full
 if taken == 0 then

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+)
+
+// report says what was done, what it took, and what it would have taken at best.
+func report(w io.Writer, o options, r result, calls *ledger) {
+	decisions, granted, returned := calls.decisions.Load(), calls.granted.Load(), calls.returned.Load()
+	kept := "in memory"
+	if o.redis != "" {
+		kept = "in Redis, by one script call each"
+	}
+	perPermit := 0.0
+	if granted > 0 {
+		perPermit = float64(decisions) / float64(granted)
+	}
+	if r.stopped != nil {
+		fmt.Fprintf(w, "stopped: %v\n", r.stopped)
+	}
+	fmt.Fprintf(w, "sent        %d of %d\n", r.sent, r.total)
+	fmt.Fprintf(w, "failed      %d\n", r.failed)
+	fmt.Fprintf(w, "429s        %d\n", r.refused)
+	fmt.Fprintf(w, "elapsed     %.2fs; ideal %.2fs for one copy alone\n", r.elapsed.Seconds(), ideal(r.total, o).Seconds())
+	fmt.Fprintf(w, "decisions   %d, %.2f a permit; made %s\n", decisions, perPermit, kept)
+	fmt.Fprintf(w, "given back  %d permits\n", returned)
+}
+
+// ideal is how long n requests take that go out as early as the limit has it: the burst at once, the rest at the rate.
+func ideal(n int, o options) time.Duration {
+	return time.Duration(max(n-o.burst, 0)) * time.Second / time.Duration(o.rate)
+}

@@ -1,0 +1,135 @@
+package redistest
+
+import (
+	"io"
+	"net"
+	"sync"
+	"testing"
+)
+
+// A Proxy stands between a client and a server, and does to the replies what a bad network does. Requests always get
+// through: what is in doubt is never whether the server executed them, but whether the client learns of it.
+type Proxy struct {
+	Addr string
+
+	mu      sync.Mutex
+	fate    Fate
+	changed chan struct{} // closed when fate changes
+	held    chan struct{} // has a value for each reply that is being held
+}
+
+// A Fate is what becomes of replies.
+type Fate int
+
+const (
+	// Pass delivers them.
+	Pass Fate = iota
+	// Hold keeps them until the fate changes.
+	Hold
+	// Swallow drops them. The connection stays open.
+	Swallow
+	// Cut closes the connection instead.
+	Cut
+)
+
+// NewProxy starts a proxy in front of a server. It ends with the test.
+func NewProxy(t testing.TB, server string) *Proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Proxy{Addr: l.Addr().String(), changed: make(chan struct{}), held: make(chan struct{}, 1000)}
+	var wg sync.WaitGroup
+	done := make(chan struct{})
+	wg.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { p.serve(client, server, done) })
+		}
+	})
+	t.Cleanup(func() {
+		close(done)
+		_ = l.Close()
+		wg.Wait()
+	})
+	return p
+}
+
+// Set changes what becomes of replies from now on, those that are being held included.
+func (p *Proxy) Set(fate Fate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fate = fate
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// Holding waits until a reply is being held: the server has executed the request, and the client does not know.
+func (p *Proxy) Holding() { <-p.held }
+
+func (p *Proxy) current() (Fate, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fate, p.changed
+}
+
+// serve carries one connection until either side or the test ends it.
+func (p *Proxy) serve(client net.Conn, addr string, done <-chan struct{}) {
+	defer client.Close()
+	server, err := net.Dial("tcp", addr)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	over := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case <-done:
+		case <-over:
+		}
+		_ = client.Close()
+		_ = server.Close()
+	})
+	wg.Go(func() {
+		_, _ = io.Copy(server, client)
+		_ = server.Close()
+	})
+	p.replies(client, server, done)
+	close(over)
+	wg.Wait()
+}
+
+// replies carries what the server says to the client, as fate has it.
+func (p *Proxy) replies(client, server net.Conn, done <-chan struct{}) {
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(buffer)
+		if err != nil {
+			return
+		}
+		fate, changed := p.current()
+		for fate == Hold {
+			p.held <- struct{}{}
+			select {
+			case <-changed:
+			case <-done:
+				return
+			}
+			fate, changed = p.current()
+		}
+		switch fate {
+		case Cut:
+			return
+		case Swallow:
+		default:
+			if _, err := client.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,224 @@
+package headgate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headgate-go/headgate"
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
+)
+
+func TestADenialChangesNeitherBytesNorTTL(t *testing.T) {
+	ctx := context.Background()
+	rdb := redistest.Start(t).Client()
+	l := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 3})
+	if _, err := l.Peek(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if n := rdb.DBSize(ctx).Val(); n != 0 {
+		t.Errorf("a peek at an unused limiter left %d keys", n)
+	}
+	allowN(t, l, 2)
+	key := rdb.Keys(ctx, "*").Val()[0]
+	bytes, expires := rdb.Dump(ctx, key).Val(), rdb.PExpireTime(ctx, key).Val()
+	for range 5 {
+		if allowN(t, l, 2).Allowed {
+			t.Fatal("2 of 1 admitted")
+		}
+		if _, err := l.ReserveN(ctx, 3, headgate.Within(time.Second)); !errors.Is(err, headgate.ErrDenied) {
+			t.Fatal(err)
+		}
+		soon, stop := context.WithTimeout(ctx, time.Second)
+		if err := l.WaitN(soon, 2); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		stop()
+		if _, err := l.Peek(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if rdb.Dump(ctx, key).Val() != bytes || rdb.PExpireTime(ctx, key).Val() != expires {
+		t.Error("a denial wrote")
+	}
+}
+
+// alisaifee/limits #14, ulule #22 and many more: a key without a TTL limits for ever.
+func TestEveryKeyExpiresWhenItsLimiterIsAsNew(t *testing.T) {
+	ctx := context.Background()
+	rdb := redistest.Start(t).Client()
+	l := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 5})
+	d := allowN(t, l, 5)
+	key := rdb.Keys(ctx, "*").Val()[0]
+	ttl := func() time.Duration { return rdb.PTTL(ctx, key).Val() }
+	// Rounded up, and one more; less what has passed since.
+	if got := ttl(); got > d.ResetAfter+2*time.Millisecond || got < d.ResetAfter-time.Minute {
+		t.Errorf("TTL %v for a limiter as new after %v", got, d.ResetAfter)
+	}
+	r := reserve(t, l, 1)
+	if got := ttl(); got < 6*time.Hour-time.Minute {
+		t.Errorf("TTL %v; with the debt of a reservation it is 6 h", got)
+	}
+	cancel(t, r)
+	if got := ttl(); got > 5*time.Hour+2*time.Millisecond {
+		t.Errorf("TTL %v after cancelling", got)
+	}
+	rdb.Persist(ctx, key)
+	if allowN(t, l, 1).Allowed {
+		t.Fatal("admitted beyond the burst")
+	}
+	if got := ttl(); got <= 0 || got > 5*time.Hour+2*time.Millisecond {
+		t.Errorf("a missing TTL was not healed: %v", got)
+	}
+
+	brief := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1000, Per: time.Second, Burst: 50}).For("brief")
+	allowN(t, brief, 50)
+	reserve(t, brief, 50)
+	eventually(t, "an idle key is gone", func() bool { return rdb.DBSize(ctx).Val() == 1 })
+
+	r = reserve(t, brief, 50)
+	r = reserve(t, brief, 50)
+	cancel(t, r)
+	eventually(t, "a cancelled one's too", func() bool { return rdb.DBSize(ctx).Val() == 1 })
+}
+
+// express-rate-limit, spring-cloud-gateway #248 and others turn errors of the store into decisions.
+func TestForeignDataIsAnErrorAndNeverADecision(t *testing.T) {
+	ctx := context.Background()
+	rdb := redistest.Start(t).Client()
+	l := newLimiter(t, headgate.Redis(rdb), slow).For("secret-user")
+	allowN(t, l, 1)
+	key := rdb.Keys(ctx, "*").Val()[0]
+	for name, write := range map[string]func(){
+		"a word":                 func() { rdb.Set(ctx, key, "hello", 0) },
+		"a float":                func() { rdb.Set(ctx, key, "1e+17", 0) },
+		"text of the right size": func() { rdb.Set(ctx, key, strings.Repeat("a", 28), 0) },
+		"zeros":                  func() { rdb.Set(ctx, key, strings.Repeat("\x00", 28), 0) },
+		"nothing":                func() { rdb.Set(ctx, key, "", 0) },
+		"a list":                 func() { rdb.LPush(ctx, key, "hello") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			rdb.Del(ctx, key)
+			write()
+			before := rdb.Dump(ctx, key).Val()
+			d, err := l.Allow(ctx)
+			wantUnknown(t, err, false)
+			if d.Allowed || strings.Contains(err.Error(), "secret-user") {
+				t.Errorf("%+v, %v", d, err)
+			}
+			if rdb.Dump(ctx, key).Val() != before {
+				t.Error("foreign data was changed")
+			}
+			if err := l.Reset(ctx); err != nil {
+				t.Error(err)
+			}
+			if !allowN(t, l, 1).Allowed {
+				t.Error("Reset did not put it right")
+			}
+		})
+	}
+}
+
+// The least that Headgate needs of an ACL, and that it touches no key but its own.
+func TestTheLeastACLSuffices(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	admin := server.Client()
+	if err := admin.Do(ctx, "ACL", "SETUSER", "headgate", "on", ">pw", "resetkeys", "~mine:*", "resetchannels", "nocommands",
+		"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pttl", "+hello", "+client|setinfo", "+client|maint_notifications").Err(); err != nil {
+		if err := admin.Do(ctx, "ACL", "SETUSER", "headgate", "on", ">pw", "resetkeys", "~mine:*", "resetchannels", "nocommands",
+			"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pttl", "+hello").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rdb := server.Client(func(o *redis.Options) { o.Username, o.Password = "headgate", "pw" })
+	l := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("mine"))
+	allowN(t, l, 1000)
+	first, second := reserve(t, l, 1), reserve(t, l, 1)
+	cancel(t, first)
+	cancel(t, second)
+	if _, err := l.Peek(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := l.Reset(ctx); err != nil {
+		t.Error(err)
+	}
+	_, err := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("other")).For("secret-user").Allow(ctx)
+	wantUnknown(t, err, false)
+	if !redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "secret-user") {
+		t.Errorf("another prefix: %v", err)
+	}
+}
+
+// Hostile keys on a cluster: none moves to another slot than its own, and MOVED is followed though nothing is sent
+// twice.
+func TestAClusterServesEveryKey(t *testing.T) {
+	rdb := redistest.Cluster(t, 3)
+	l := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 2})
+	for i, key := range append(hostileKeys(), "plain", "a", "b", "c", "d", "e", "f", "g") {
+		for call, want := range []bool{true, true, false} {
+			d, err := l.For(key).Allow(context.Background())
+			if err != nil || d.Allowed != want {
+				t.Errorf("key %d, call %d: %+v, %v", i, call, d, err)
+			}
+		}
+		r, err := l.For(key).Reserve(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel(t, r)
+	}
+}
+
+func TestARingServesEveryKey(t *testing.T) {
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": redistest.Start(t).Addr, "b": redistest.Start(t).Addr}})
+	defer ring.Close()
+	l := newLimiter(t, headgate.Redis(ring), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1})
+	for i := range 20 {
+		for _, want := range []bool{true, false} {
+			if d := allowN(t, l.For(fmt.Sprint(i)), 1); d.Allowed != want {
+				t.Errorf("key %d: %+v", i, d)
+			}
+		}
+	}
+}
+
+// Every decision is one call, a wait among five hundred others included.
+func TestADecisionIsOneCall(t *testing.T) {
+	server := redistest.Start(t)
+	l := newLimiter(t, headgate.Redis(server.Client()), algos.TokenBucket{Rate: 10_000, Per: time.Second, Burst: 1})
+	allowN(t, l, 1) // loads the script
+	before := server.Calls("evalsha")
+	done := make(chan error)
+	const waiters = 500
+	for range waiters {
+		go func() { done <- l.Wait(context.Background()) }()
+	}
+	for range waiters {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if got := server.Calls("evalsha") - before; got != waiters {
+		t.Errorf("%d calls for %d waits", got, waiters)
+	}
+}
+
+func TestTwoProcessesWithDifferentClientsShareALimit(t *testing.T) {
+	server := redistest.Start(t)
+	a := newLimiter(t, headgate.Redis(server.Client()), slow)
+	b := newLimiter(t, headgate.Redis(server.Client()), slow)
+	allowN(t, a, 600)
+	if d := allowN(t, b, 400); !d.Allowed || d.Remaining != 0 {
+		t.Errorf("%+v", d)
+	}
+	if allowN(t, a, 1).Allowed {
+		t.Error("admitted beyond the shared limit")
+	}
+}

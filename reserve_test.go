@@ -21,9 +21,9 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-func reserve(t *testing.T, l *headgate.Limiter, n int, opts ...headgate.ReserveOption) *headgate.Reservation {
+func reserve(t *testing.T, l *headgate.Limiter, n int) *headgate.Reservation {
 	t.Helper()
-	r, err := l.ReserveN(context.Background(), n, opts...)
+	r, err := l.ReserveN(context.Background(), n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,12 +128,11 @@ func TestChangingParametersUnderReservations(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, store headgate.Store) {
 		slow, fast, wide := perTick(1, 2), perTick(2, 2), perTick(1, 4)
 		start := time.Now()
-		begin := func(key string) (*headgate.Limiter, *headgate.Reservation) {
-			sleepUntil(start, 0)
+		begin := func(key string) *headgate.Reservation {
 			start = time.Now()
 			l := newLimiter(t, store, slow).For(key)
 			reserve(t, l, 2)
-			return l, reserve(t, l, 2)
+			return reserve(t, l, 2)
 		}
 		slot := func(r *headgate.Reservation) time.Duration { return time.Since(start) + r.Delay() }
 
@@ -143,7 +142,7 @@ func TestChangingParametersUnderReservations(t *testing.T) {
 		if got := slot(reserve(t, newLimiter(t, store, fast).For("rate"), 1)); got != 2*tick {
 			t.Errorf("after raising the rate: %v", got)
 		}
-		_, r := begin("cancel")
+		r := begin("cancel")
 		time.Sleep(tick)
 		cancel(t, r)
 		if got := slot(reserve(t, newLimiter(t, store, fast).For("cancel"), 2)); got != 3*tick/2 {
@@ -323,7 +322,7 @@ func TestReadyAndAfterFuncFireAtTheSlot(t *testing.T) {
 		if got := time.Since(start); got != tick {
 			t.Errorf("ready after %v", got)
 		}
-		if r.Ready() != r.Ready() {
+		if again := r.Ready(); again != r.Ready() {
 			t.Error("two channels for one reservation")
 		}
 		fired := make(chan time.Duration, 1)

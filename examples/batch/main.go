@@ -8,8 +8,8 @@
 //
 // With -redis several copies of the program share one limit. They then need one API too:
 //
-//	batch -serve -listen 127.0.0.1:7800
-//	batch -api http://127.0.0.1:7800 -redis 127.0.0.1:6379   # as often as you like, at the same time
+//	go run ./examples/batch -serve -listen 127.0.0.1:7800
+//	go run ./examples/batch -api http://127.0.0.1:7800 -redis 127.0.0.1:6379   # in as many terminals as you like
 //
 // With -naive the workers do without slots: they ask, and ask again until they are let through.
 package main
@@ -20,7 +20,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"os/signal"
 	"syscall"
@@ -51,52 +50,43 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) 
 	if err != nil {
 		return err
 	}
+
 	store, closeStore := openStore(o.redis)
 	defer closeStore()
 	var calls ledger
-	limiter, err := newLimiter(store, o.rate, o.burst, &calls)
+	limiter, err := newLimiter(store, o, &calls)
 	if err != nil {
 		return err
 	}
-	base := o.api
-	var own *api
-	if base == "" {
-		if own, err = startAPI(o); err != nil {
-			return err
-		}
-		defer own.close()
-		base = own.url
-	}
-	target, err := url.JoinPath(base, "messages")
+
+	a, err := openAPI(o)
 	if err != nil {
 		return err
 	}
+	defer a.close()
 	client := newClient(o.workers)
 	defer client.CloseIdleConnections()
 
-	s := &sender{permit: limiter.Wait, client: client, url: target, workers: o.workers}
+	s := &sender{permit: limiter.Wait, client: client, url: a.url, workers: o.workers}
 	if o.naive {
 		s.permit = poll(limiter)
 	}
 	s.progress = newProgress(stdout, len(lines))
 	result := s.send(ctx, lines)
 	s.progress.close()
-	report(stdout, o, result, &calls)
-	if own != nil {
-		fmt.Fprintln(stdout, own.meter.summary())
-	}
+	report(stdout, o, result, &calls, a.meter)
 	return result.err()
 }
 
 // serve runs the API for other copies of the program, until the context ends.
 func serve(ctx context.Context, o options, stdout io.Writer) error {
-	a, err := startAPI(o)
+	a, err := startAPI(o.listen, newMeter(o))
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "listening at %s: %d requests a second, up to %d at once; stop with Ctrl-C\n", a.url, o.rate, o.burst)
+	fmt.Fprintf(stdout, "POST to %s: %d a second, up to %d at once, until Ctrl-C\n", a.url, o.rate, o.burst)
 	<-ctx.Done()
 	a.close()
-	fmt.Fprintln(stdout, a.meter.summary())
+	fmt.Fprintf(stdout, "the API %s\n", a.meter.summary())
 	return nil
 }

@@ -37,7 +37,7 @@ func parseOptions(args []string, stdout io.Writer) (options, error) {
 	f.StringVar(&o.api, "api", "", "use the API at this `URL`; by default the program starts its own")
 	f.BoolVar(&o.serve, "serve", false, "send nothing, but run the API for other copies")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the program's own API")
-	f.DurationVar(&o.tolerance, "tolerance", 10*time.Millisecond, "jitter that the program's own API allows for")
+	f.DurationVar(&o.tolerance, "tolerance", 50*time.Millisecond, "jitter of arrivals that the program's own API allows for")
 
 	err := f.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {

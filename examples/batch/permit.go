@@ -22,9 +22,9 @@ func openStore(addr string) (store headgate.Store, closeStore func()) {
 }
 
 // newLimiter makes the limiter that all workers share. Every copy of the program that gives the same key shares it too.
-func newLimiter(store headgate.Store, rate, burst int, calls *ledger) (*headgate.Limiter, error) {
+func newLimiter(store headgate.Store, o options, calls *ledger) (*headgate.Limiter, error) {
 	return headgate.New(store, "example:batch",
-		algos.TokenBucket{Rate: rate, Per: time.Second, Burst: burst},
+		algos.TokenBucket{Rate: o.rate, Per: time.Second, Burst: o.burst},
 		headgate.WithHook(calls.hook))
 }
 

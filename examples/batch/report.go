@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// report says what was done, what it took, and what it would have taken at best.
-func report(w io.Writer, o options, r result, calls *ledger) {
+// report says what was done, what it took, and what it might have taken at best.
+func report(w io.Writer, o options, r result, calls *ledger, m *meter) {
 	decisions, granted, returned := calls.decisions.Load(), calls.granted.Load(), calls.returned.Load()
 	kept := "in memory"
 	if o.redis != "" {
-		kept = "in Redis, by one script call each"
+		kept = "in Redis, by one run of a script each"
 	}
 	perPermit := 0.0
 	if granted > 0 {
@@ -23,9 +23,12 @@ func report(w io.Writer, o options, r result, calls *ledger) {
 	fmt.Fprintf(w, "sent        %d of %d\n", r.sent, r.total)
 	fmt.Fprintf(w, "failed      %d\n", r.failed)
 	fmt.Fprintf(w, "429s        %d\n", r.refused)
-	fmt.Fprintf(w, "elapsed     %.2fs; ideal %.2fs for one copy alone\n", r.elapsed.Seconds(), ideal(r.total, o).Seconds())
+	fmt.Fprintf(w, "elapsed     %.2fs; ideal %.2fs with the limit to itself\n", r.elapsed.Seconds(), ideal(r.total, o).Seconds())
 	fmt.Fprintf(w, "decisions   %d, %.2f a permit; made %s\n", decisions, perPermit, kept)
 	fmt.Fprintf(w, "given back  %d permits\n", returned)
+	if m != nil {
+		fmt.Fprintf(w, "the API     %s\n", m.summary())
+	}
 }
 
 // ideal is how long n requests take that go out as early as the limit has it: the burst at once, the rest at the rate.

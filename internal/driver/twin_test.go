@@ -137,7 +137,7 @@ func twins(t *rapid.T, s server, expires bool) {
 			t.Fatalf("a denial wrote: %x until %v, then %x until %v", bytes, until, bytesAfter, untilAfter)
 		}
 		if expires && bytesAfter != "" {
-			ttl := time.Duration(untilAfter) - time.Duration(time.Now().UnixMilli())*time.Millisecond - time.Hour
+			ttl := untilAfter - time.Duration(time.Now().UnixMilli())*time.Millisecond - time.Hour
 			reset := time.Duration(inLua[len(inLua)-1].Reset) * time.Microsecond
 			// A second either way for a slow machine; the rounding is tested where the clock is Redis's own.
 			if charged && (ttl < reset-time.Second || ttl > reset+time.Second) {

@@ -1,0 +1,31 @@
+# make test   everything, with the race detector and real servers; what CI runs
+# make lint   gofmt, go vet, golangci-lint (staticcheck among it)
+# make fuzz   the properties for longer: make fuzz CHECKS=100000
+# make bench  Headgate beside redis_rate
+
+CHECKS ?= 20000
+
+.PHONY: test lint fuzz bench redis
+
+test: redis
+	go vet ./...
+	HEADGATE_REQUIRE_REDIS=1 go test -race ./...
+
+lint:
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'd: $$unformatted"; exit 1; }
+	go tool -modfile=tools/go.mod golangci-lint run ./...
+	cd bench && go vet ./...
+
+fuzz: redis
+	HEADGATE_REQUIRE_REDIS=1 go test ./internal/driver -count=1 -timeout=0 -rapid.checks=$(CHECKS)
+
+bench: redis
+	cd bench && go run .
+
+# The tests start their own servers; this only sees to it that there is a program to start.
+redis:
+	@command -v redis-server >/dev/null || { \
+		command -v apt-get >/dev/null || { \
+			echo "redis-server is missing. Install Redis 6 or later (brew install redis, dnf install redis, …) and try again."; exit 1; }; \
+		if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+		$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends redis-server; }

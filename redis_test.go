@@ -155,23 +155,39 @@ func TestTheLeastACLSuffices(t *testing.T) {
 	}
 }
 
-// Hostile keys on a cluster: none moves to another slot than its own, and MOVED is followed though nothing is sent
-// twice.
+// Hostile keys on a cluster: a limiter's keys are where the cluster looks for them. A client with an outdated map is
+// sent on with MOVED, and its command is followed though it is never sent twice.
 func TestAClusterServesEveryKey(t *testing.T) {
-	rdb := redistest.Cluster(t, 3)
-	l := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 2})
-	for i, key := range append(hostileKeys(), "plain", "a", "b", "c", "d", "e", "f", "g") {
-		for call, want := range []bool{true, true, false} {
-			d, err := l.For(key).Allow(context.Background())
-			if err != nil || d.Allowed != want {
-				t.Errorf("key %d, call %d: %+v, %v", i, call, d, err)
+	addrs := redistest.Cluster(t, 3)
+	outdated := func(context.Context) ([]redis.ClusterSlot, error) {
+		return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: addrs[0]}}}}, nil
+	}
+	for name, options := range map[string]*redis.ClusterOptions{
+		"a client that knows the slots":     {Addrs: addrs},
+		"a client with an outdated map":     {Addrs: addrs, ClusterSlots: outdated},
+		"a client that reads from replicas": {Addrs: addrs, ReadOnly: true, RouteRandomly: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rdb := redis.NewClusterClient(options)
+			defer rdb.Close()
+			l := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 2}).For(name)
+			for i, key := range append(hostileKeys(), "plain", "a", "b", "c", "d", "e", "f", "g") {
+				for call, want := range []bool{true, true, false} {
+					d, err := l.For(key).Allow(context.Background())
+					if err != nil || d.Allowed != want {
+						t.Errorf("key %d, call %d: %+v, %v", i, call, d, err)
+					}
+				}
+				r, err := l.For(key).Reserve(context.Background())
+				if err != nil {
+					t.Fatal(err)
+				}
+				cancel(t, r)
+				if d, err := l.For(key).Peek(context.Background()); err != nil || d.ResetAfter > 2*time.Hour {
+					t.Errorf("key %d after a cancel: %+v, %v", i, d, err)
+				}
 			}
-		}
-		r, err := l.For(key).Reserve(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
-		cancel(t, r)
+		})
 	}
 }
 

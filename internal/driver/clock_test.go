@@ -1,6 +1,8 @@
 package driver_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -184,5 +186,22 @@ func TestChangingTheParametersKeepsWhatWasTaken(t *testing.T) {
 				t.Errorf("remaining %d, reset %d", inLua.Remaining, inLua.Reset)
 			}
 		})
+	}
+}
+
+// redis/redis #1118 and others: Lua prints numbers of more than 14 digits as 1.7e+15.
+func TestNoMicrosecondIsLostNearTheEndOfExactNumbers(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1_000_000, Per: time.Second, Burst: 1})
+	for _, start := range []int64{epoch, 1<<53 - 2000} {
+		s := server{rdb: rdb, key: fmt.Sprint(start)}
+		for i := range int64(1000) {
+			if !allow(s, t, r, start+i) || allow(s, t, r, start+i) {
+				t.Fatalf("microsecond %d after %d: not exactly one", i, start)
+			}
+		}
+		if text, _ := s.stored(); strings.Contains(text, "e+") {
+			t.Errorf("%q was stored", text)
+		}
 	}
 }

@@ -169,8 +169,9 @@ func (s *Server) Calls(command string) int {
 	return 0
 }
 
-// Cluster starts n servers that share the slots of a cluster, and waits until all of them know it.
-func Cluster(t testing.TB, n int) *redis.ClusterClient {
+// Cluster starts n servers that share the slots of a cluster, waits until all of them know it, and returns their
+// addresses.
+func Cluster(t testing.TB, n int) []string {
 	t.Helper()
 	ctx := context.Background()
 	servers := make([]*Server, n)
@@ -204,7 +205,5 @@ func Cluster(t testing.TB, n int) *redis.ClusterClient {
 			t.Fatalf("the cluster did not form: %s", rdb.ClusterInfo(ctx).Val())
 		}
 	}
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
-	t.Cleanup(func() { _ = rdb.Close() })
-	return rdb
+	return addrs
 }

@@ -45,17 +45,23 @@ const detachedFor = 5 * time.Second
 func (s *redisStore) source() Source { return SourceRedis }
 
 func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, _ uint64) (grant, error) {
+	var reply driver.Reply
+	var err error
+	if ctx.Done() == nil { // not by way of bounded: its functions would cost allocations
+		reply, err = s.call(ctx, p, key, request)
+	} else {
+		reply, err = bounded(ctx,
+			func(ctx context.Context) (driver.Reply, error) { return s.call(ctx, p, key, request) },
+			func(late driver.Reply) { s.giveBackLate(p, key, request, late) })
+	}
+	if err == nil {
+		return grant{Reply: reply}, nil
+	}
 	op := "decide"
 	if request.Cost < 0 {
 		op = "give back"
 	}
-	reply, err := bounded(ctx,
-		func(ctx context.Context) (driver.Reply, error) { return s.call(ctx, p, key, request) },
-		func(late driver.Reply) { s.giveBackLate(p, key, request, late) })
-	if err != nil {
-		return grant{}, storeError(op, key, err)
-	}
-	return grant{Reply: reply}, nil
+	return grant{}, storeError(op, key, err)
 }
 
 // giveBackLate returns what was granted to a caller who had left when the reply came.
@@ -71,8 +77,8 @@ func (s *redisStore) giveBackLate(p *plan, key string, request driver.Request, l
 
 // call runs the script once. A second attempt follows only where the first proves that nothing ran.
 func (s *redisStore) call(ctx context.Context, p *plan, key string, request driver.Request) (driver.Reply, error) {
-	args := make([]any, 0, 5+len(p.params)+3)
-	args = append(args, "evalsha", p.script.SHA1, 1, key)
+	args := make([]any, 0, 5+len(p.params)+2)
+	args = append(args, "evalsha", p.sha1, 1, key)
 	if s.now == nil {
 		args = append(args, "")
 	} else {
@@ -85,7 +91,7 @@ func (s *redisStore) call(ctx context.Context, p *plan, key string, request driv
 		args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
 	}
 	n, err := s.once(ctx, args)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 		args[0], args[1] = "eval", p.script.Source
 		n, err = s.once(ctx, args)
 	}

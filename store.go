@@ -28,7 +28,8 @@ type grant struct {
 type plan struct {
 	rule   algos.Rule
 	script driver.Script
-	params []any // the rule's parameters as arguments, boxed once
+	sha1   any   // the script's, as an argument, boxed once
+	params []any // the rule's parameters too
 }
 
 func newPlan(algorithm algos.Algorithm) (*plan, error) {
@@ -43,7 +44,7 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{rule: rule, script: script}
+	p := &plan{rule: rule, script: script, sha1: script.SHA1}
 	for _, n := range rule.Params() {
 		p.params = append(p.params, n)
 	}

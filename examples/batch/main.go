@@ -74,8 +74,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) 
 	s.progress = newProgress(stdout, len(lines))
 	result := s.send(ctx, lines)
 	s.progress.close()
-	report(stdout, o, result, &calls, a.meter)
-	return result.err()
+	_, err = io.WriteString(stdout, report(o, result, &calls, a.meter))
+	return errors.Join(result.err(), err)
 }
 
 // serve runs the API for other copies of the program, until the context ends.
@@ -84,9 +84,12 @@ func serve(ctx context.Context, o options, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "POST to %s: %d a second, up to %d at once, until Ctrl-C\n", a.url, o.rate, o.burst)
+	defer a.close()
+	_, err = fmt.Fprintf(stdout, "POST to %s: %d a second, up to %d at once, until Ctrl-C\n", a.url, o.rate, o.burst)
+	if err != nil {
+		return err
+	}
 	<-ctx.Done()
-	a.close()
-	fmt.Fprintf(stdout, "the API %s\n", a.meter.summary())
-	return nil
+	_, err = fmt.Fprintf(stdout, "the API %s\n", a.meter.summary())
+	return err
 }

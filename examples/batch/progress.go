@@ -3,14 +3,13 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/vbauerster/cupwriter"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
-	"golang.org/x/term"
 )
 
 // A progress shows how much of a batch is done.
@@ -21,10 +20,22 @@ type progress interface {
 
 // newProgress draws a bar if it is a terminal that it writes to, and writes lines if it is a file or a pipe.
 func newProgress(w io.Writer, total int) progress {
-	if file, ok := w.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
-		return newBar(total, mpb.WithOutput(w))
+	if c := (console{cupwriter.New(w, false)}); c.IsTerminal() {
+		return newBar(total, mpb.WithConsoleWriter(c))
 	}
 	return newTicker(w, total)
+}
+
+// A console is a terminal that always has a size. Those of containers and of script(1) may say that theirs is nothing
+// by nothing, in which mpb would draw nothing.
+type console struct{ *cupwriter.Writer }
+
+func (c console) GetTermSize() (width, height int, err error) {
+	width, height, err = c.Writer.GetTermSize()
+	if width == 0 || height == 0 {
+		width, height = 80, 24
+	}
+	return width, height, err
 }
 
 // A bar is a progress for somebody who watches.
@@ -91,5 +102,5 @@ func (t *ticker) print() {
 	if sent > 0 {
 		eta = fmt.Sprintf("%.0fs", float64(int64(t.total)-sent)/rate)
 	}
-	fmt.Fprintf(t.w, "%d/%d sent, %.1f/s, %s left\n", sent, t.total, rate, eta)
+	_, _ = fmt.Fprintf(t.w, "%d/%d sent, %.1f/s, %s left\n", sent, t.total, rate, eta)
 }

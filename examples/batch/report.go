@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"io"
+	"strings"
 	"time"
 )
 
 // report says what was done, what it took, and what it might have taken at best.
-func report(w io.Writer, o options, r result, calls *ledger, m *meter) {
+func report(o options, r result, calls *ledger, m *meter) string {
 	decisions, granted, returned := calls.decisions.Load(), calls.granted.Load(), calls.returned.Load()
 	kept := "in memory"
 	if o.redis != "" {
@@ -17,18 +17,20 @@ func report(w io.Writer, o options, r result, calls *ledger, m *meter) {
 	if granted > 0 {
 		perPermit = float64(decisions) / float64(granted)
 	}
+	var b strings.Builder
 	if r.stopped != nil {
-		fmt.Fprintf(w, "stopped: %v\n", r.stopped)
+		fmt.Fprintf(&b, "stopped: %v\n", r.stopped)
 	}
-	fmt.Fprintf(w, "sent        %d of %d\n", r.sent, r.total)
-	fmt.Fprintf(w, "failed      %d\n", r.failed)
-	fmt.Fprintf(w, "429s        %d\n", r.refused)
-	fmt.Fprintf(w, "elapsed     %.2fs; ideal %.2fs with the limit to itself\n", r.elapsed.Seconds(), ideal(r.total, o).Seconds())
-	fmt.Fprintf(w, "decisions   %d, %.2f a permit; made %s\n", decisions, perPermit, kept)
-	fmt.Fprintf(w, "given back  %d permits\n", returned)
+	fmt.Fprintf(&b, "sent        %d of %d\n", r.sent, r.total)
+	fmt.Fprintf(&b, "failed      %d\n", r.failed)
+	fmt.Fprintf(&b, "429s        %d\n", r.refused)
+	fmt.Fprintf(&b, "elapsed     %.2fs; ideal %.2fs with the limit to itself\n", r.elapsed.Seconds(), ideal(r.total, o).Seconds())
+	fmt.Fprintf(&b, "decisions   %d, %.2f a permit; made %s\n", decisions, perPermit, kept)
+	fmt.Fprintf(&b, "given back  %d permits\n", returned)
 	if m != nil {
-		fmt.Fprintf(w, "the API     %s\n", m.summary())
+		fmt.Fprintf(&b, "the API     %s\n", m.summary())
 	}
+	return b.String()
 }
 
 // ideal is how long n requests take that go out as early as the limit has it: the burst at once, the rest at the rate.

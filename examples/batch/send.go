@@ -22,7 +22,8 @@ type sender struct {
 	sent    atomic.Int64
 	refused atomic.Int64 // answers of 429
 	failed  atomic.Int64 // lines that the API would not have, or that did not reach it
-	failure atomic.Pointer[error]
+	once    sync.Once
+	failure error // the first reason for one
 }
 
 // A result is what became of a batch.
@@ -30,7 +31,7 @@ type result struct {
 	total, sent, refused, failed int
 	elapsed                      time.Duration
 	stopped                      error // why it ended early, if it did
-	failure                      error // the first reason why a line failed, if one did
+	failure                      error // the first reason for a line to fail, if one did
 }
 
 // newClient keeps a connection for each worker. The default keeps two for each host, and so dials for most requests.
@@ -65,14 +66,10 @@ func (s *sender) send(ctx context.Context, lines []string) result {
 	}
 	workers.Wait()
 
-	r := result{
+	return result{
 		total: len(lines), sent: int(s.sent.Load()), refused: int(s.refused.Load()), failed: int(s.failed.Load()),
-		elapsed: time.Since(start), stopped: context.Cause(ctx),
+		elapsed: time.Since(start), stopped: context.Cause(ctx), failure: s.failure,
 	}
-	if why := s.failure.Load(); why != nil {
-		r.failure = *why
-	}
-	return r
 }
 
 // sendLine sends one line, as often as it takes. It returns an error only if no permit was had.
@@ -81,40 +78,48 @@ func (s *sender) sendLine(ctx context.Context, line string) error {
 		if err := s.permit(ctx); err != nil {
 			return err
 		}
-		status, err := s.post(ctx, line)
-		switch {
-		case err == nil && status == http.StatusTooManyRequests:
-			s.refused.Add(1)
-			continue // by way of the limiter: this attempt is as much a request as the last
-		case err == nil && status != http.StatusAccepted:
-			err = fmt.Errorf("the API answered %d %s", status, http.StatusText(status))
-		}
-		if err != nil {
-			s.failed.Add(1)
-			s.failure.CompareAndSwap(nil, &err)
+		refused, err := s.post(ctx, line)
+		if !refused {
+			s.count(err)
 			return nil
 		}
-		s.sent.Add(1)
-		s.progress.step()
-		return nil
+		s.refused.Add(1) // and again, by way of the limiter: each attempt is a request
 	}
+}
+
+// count notes that a line was sent, or why it was not.
+func (s *sender) count(err error) {
+	if err != nil {
+		s.failed.Add(1)
+		s.once.Do(func() { s.failure = err })
+		return
+	}
+	s.sent.Add(1)
+	s.progress.step()
 }
 
 // post makes one request. Ctrl-C does not tear it off: its permit is spent, and a request cut short is one of which
 // nobody can say whether it was carried out. The client's timeout bounds it.
-func (s *sender) post(ctx context.Context, line string) (status int, err error) {
+func (s *sender) post(ctx context.Context, line string) (refused bool, err error) {
 	request, err := http.NewRequestWithContext(context.WithoutCancel(ctx), http.MethodPost, s.url, strings.NewReader(line))
 	if err != nil {
-		return 0, err
+		return false, err
 	}
 	request.Header.Set("Content-Type", "text/plain; charset=utf-8")
 	response, err := s.client.Do(request)
 	if err != nil {
-		return 0, err
+		return false, err
 	}
-	defer response.Body.Close()
-	_, err = io.Copy(io.Discard, response.Body) // only a connection that was read to the end is used again
-	return response.StatusCode, err
+	_, _ = io.Copy(io.Discard, response.Body) // only a connection that was read to the end is used again
+	_ = response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusAccepted:
+		return false, nil
+	case http.StatusTooManyRequests:
+		return true, nil
+	default:
+		return false, fmt.Errorf("the API answered %s", response.Status)
+	}
 }
 
 // err tells what kept lines from being sent.

@@ -188,9 +188,9 @@ func TestMeter(t *testing.T) {
 			}
 		}
 		admit(10) // the burst
-		time.Sleep(25*time.Millisecond - 1)
+		time.Sleep(25*time.Millisecond - time.Nanosecond)
 		admit(0)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		admit(1)
 		time.Sleep(time.Second / 8)
 		admit(5)
@@ -201,11 +201,11 @@ func TestMeter(t *testing.T) {
 		o.tolerance = 5 * time.Millisecond
 		m = newMeter(o)
 		admit(10) // five milliseconds are less than one request
-		time.Sleep(20*time.Millisecond - 1)
+		time.Sleep(20*time.Millisecond - time.Nanosecond)
 		admit(0)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		admit(1)
-		time.Sleep(25*time.Millisecond - 1)
+		time.Sleep(25*time.Millisecond - time.Nanosecond)
 		admit(0) // it is lent once, not for each request
 		if got, want := m.summary(), "admitted 11 in 0.02s (ideal 0.03s), refused 389; jitter up to 5ms, of 5ms tolerated"; got != want {
 			t.Errorf("the summary is %q; want %q", got, want)

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
@@ -388,5 +390,23 @@ func TestTenThousandPendingReservationsHoldNoGoroutine(t *testing.T) {
 		if fired.Load() != 1 {
 			t.Errorf("%d fired", fired.Load())
 		}
+	})
+}
+
+// A timer that nobody stopped would keep a cancelled reservation alive until its slot.
+func TestACancelledReservationHoldsNoMemory(t *testing.T) {
+	l := newLimiter(t, headgate.Memory(), slow)
+	allowN(t, l, 1000)
+	var references []weak.Pointer[headgate.Reservation]
+	for range 3 {
+		r := reserve(t, l, 1)
+		r.Ready()
+		r.AfterFunc(func() {})
+		references = append(references, weak.Make(r))
+		cancel(t, r)
+	}
+	eventually(t, "the cancelled reservations are collected", func() bool {
+		runtime.GC()
+		return !slices.ContainsFunc(references, func(p weak.Pointer[headgate.Reservation]) bool { return p.Value() != nil })
 	})
 }

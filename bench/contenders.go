@@ -15,8 +15,11 @@ import (
 // All contenders share one client, so its options and its connection are the same for them.
 type client = *redis.Client
 
-// userKey is 20 bytes long, as a phone number or an identifier might be. Each contender adds its own prefix.
-const userKey = "user:123456789012345"
+// The users' keys are 20 bytes long, as a phone number or an identifier might be. Each contender adds its own prefix.
+const (
+	userKey    = "user:123456789012345"
+	refusedKey = "user:543210987654321"
+)
 
 // A limit is the same for all contenders of a row.
 type limit struct {
@@ -25,9 +28,9 @@ type limit struct {
 	burst int
 }
 
-// The limits of the rows. A burst that is never used up makes every answer Allowed, in one busy period, at any speed;
-// one that is used up by the first call, for the length of a run, makes all others Denied. The rate is a whole number
-// of microseconds a permit, or it is not and the permits end at fractions, which takes a longer way in Headgate.
+// The limits of the rows. A burst that no run uses up makes every answer Allowed, in one busy period; a burst of one,
+// which the first call takes for longer than a run, makes all others Denied. At an uneven rate the time of a permit is
+// no whole number of microseconds, which takes a longer way in Headgate.
 var (
 	allowed       = limit{1000, time.Second, 10_000_000}
 	refused       = limit{1, time.Hour, 1}
@@ -58,13 +61,26 @@ func headgateIn(store headgate.Store, key string, l limit) (call, error) {
 	}, nil
 }
 
-// pair makes the two contenders of a row, each with a key of its own that nobody has used.
+// pair makes the two contenders of a row, as new: nobody has used the key.
 func pair(rdb client, key string, l limit) (peer, ours call, err error) {
-	if err := rdb.FlushAll(context.Background()).Err(); err != nil {
+	stored, err := rdb.Keys(context.Background(), "*"+key+"*").Result()
+	if err == nil && len(stored) > 0 {
+		err = rdb.Del(context.Background(), stored...).Err()
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	ours, err = headgateIn(headgate.Redis(rdb), key, l)
 	return redisRate(rdb, key, l), ours, err
+}
+
+// noLimiter calls a script that does nothing: what no limiter in one round trip can be faster than.
+func noLimiter(rdb client) (call, error) {
+	sha, err := rdb.ScriptLoad(context.Background(), "return 1").Result()
+	return func(ctx context.Context) (bool, error) {
+		n, err := rdb.EvalSha(ctx, sha, []string{userKey}).Int()
+		return n == 1, err
+	}, err
 }
 
 // repeat makes n calls that must all be answered in one way.

@@ -27,7 +27,7 @@ func keyBytes(rdb client, rounds int) ([]row, error) {
 				func() error { return repeat(ctx, ours, 1, true) }); err != nil {
 				return nil, err
 			}
-			peerBytes, oursBytes, err := stored(rdb)
+			peerBytes, oursBytes, err := stored(rdb, key)
 			if err != nil {
 				return nil, err
 			}
@@ -38,10 +38,10 @@ func keyBytes(rdb client, rounds int) ([]row, error) {
 	return []row{first, busy}, nil
 }
 
-// stored is what the only two keys in the server take.
-func stored(rdb client) (peer, ours float64, err error) {
+// stored is what the keys of the two contenders take.
+func stored(rdb client, userKey string) (peer, ours float64, err error) {
 	ctx := context.Background()
-	keys, err := rdb.Keys(ctx, "*").Result()
+	keys, err := rdb.Keys(ctx, "*"+userKey+"*").Result()
 	if err != nil {
 		return 0, 0, err
 	}

@@ -7,51 +7,61 @@ import (
 
 // latency measures how long one caller waits for an Allow: the median of a round's calls.
 func latency(rdb client, rounds int) ([]row, error) {
-	cancellable, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	plain, err := latencyUnder(context.Background(), rdb, rounds)
-	if err != nil {
-		return nil, err
-	}
-	plain.name, plain.bar = "Allow, one caller, p50", bar{0.90, ratio}
-	// Headgate returns when such a context ends, whatever the client does; this is what that costs.
-	leaving, err := latencyUnder(cancellable, rdb, rounds)
-	if err != nil {
-		return nil, err
-	}
-	leaving.name = "the same, with a context that can be cancelled"
-	return []row{plain, leaving}, nil
-}
-
-func latencyUnder(ctx context.Context, rdb client, rounds int) (row, error) {
-	const turns, callsATurn = 40, 50
-	r := row{unit: "µs"}
 	peer, ours, err := pair(rdb, userKey, allowed)
 	if err != nil {
-		return r, err
+		return nil, err
 	}
+	nothing, err := noLimiter(rdb)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := waits(context.Background(), rounds, peer, ours, nothing)
+	if err != nil {
+		return nil, err
+	}
+	// Headgate returns when such a context ends, whatever the client does.
+	cancellable, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	leaving, err := waits(cancellable, rounds, peer, ours)
+	if err != nil {
+		return nil, err
+	}
+	return []row{
+		{name: "Allow, one caller, p50", unit: "µs", peer: plain[0], ours: plain[1], bar: bar{0.90, ratio}},
+		{name: "the floor: a script that does nothing, in Headgate's place", unit: "µs", peer: plain[0], ours: plain[2]},
+		{name: "Allow, one caller, p50, with a context that can be cancelled", unit: "µs", peer: leaving[0], ours: leaving[1]},
+	}, nil
+}
+
+// waits is the median µs of each call, by round.
+func waits(ctx context.Context, rounds int, calls ...call) ([]series, error) {
+	const turns, callsATurn = 40, 50
+	medians := make([]series, len(calls))
 	for round := range rounds + 1 {
-		var ofPeer, ofOurs series
-		timing := func(c call, into *series) func() error {
-			return func() error {
+		times := make([]series, len(calls))
+		var works []func() error
+		for i, c := range calls {
+			works = append(works, func() error {
 				for range callsATurn {
 					began := time.Now()
 					err := once(ctx, c, true)
-					*into = append(*into, time.Since(began).Seconds()*1e6)
+					times[i] = append(times[i], float64(time.Since(began))/float64(time.Microsecond))
 					if err != nil {
 						return err
 					}
 				}
 				return nil
-			}
+			})
 		}
-		if err := interleave(turns, timing(peer, &ofPeer), timing(ours, &ofOurs)); err != nil {
-			return r, err
+		if err := interleave(turns, works...); err != nil {
+			return nil, err
 		}
-		if round > 0 { // the first one warms up
-			r.peer = append(r.peer, ofPeer.median())
-			r.ours = append(r.ours, ofOurs.median())
+		if round == 0 { // it warms up
+			continue
+		}
+		for i := range times {
+			medians[i] = append(medians[i], times[i].median())
 		}
 	}
-	return r, nil
+	return medians, nil
 }

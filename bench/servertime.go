@@ -3,84 +3,87 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
 )
 
 // serverTime measures how long the server is busy with one decision, as it counts itself: the script and the commands
 // within it, without the network and the protocol. The server does one thing at a time, so this is what bounds the
 // decisions a second of all callers together.
 func serverTime(rdb client, rounds int) ([]row, error) {
-	even, err := serverTimeOf(rdb, rounds, allowed, refused)
+	even, err := serverTimesOf(rdb, rounds, allowed, refused)
 	if err != nil {
 		return nil, err
 	}
-	uneven, err := serverTimeOf(rdb, rounds, allowedUneven, refusedUneven)
+	uneven, err := serverTimesOf(rdb, rounds, allowedUneven, refusedUneven)
 	if err != nil {
 		return nil, err
 	}
-	const name, fraction = "server time a decision", ", 7 a second"
-	return []row{
-		even.row(name+": allowed", even.peerAllowed, even.oursAllowed, bar{1.15, ratio}),
-		even.row(name+": refused, to redis_rate's allowed", even.peerAllowed, even.oursRefused, bar{0.75, ratio}),
-		even.row(name+": refused, to redis_rate's refused", even.peerRefused, even.oursRefused, bar{}),
-		uneven.row(name+fraction+": allowed", uneven.peerAllowed, uneven.oursAllowed, bar{}),
-		uneven.row(name+fraction+": refused, to redis_rate's allowed", uneven.peerAllowed, uneven.oursRefused, bar{}),
-	}, nil
+	rows := []row{
+		{name: "allowed", peer: even.peerAllowed, ours: even.oursAllowed, bar: bar{1.15, ratio}},
+		{name: "refused, to redis_rate's allowed", peer: even.peerAllowed, ours: even.oursRefused, bar: bar{0.75, ratio}},
+		{name: "refused, to redis_rate's refused", peer: even.peerRefused, ours: even.oursRefused},
+		{name: "allowed, uneven rate", peer: uneven.peerAllowed, ours: uneven.oursAllowed},
+		{name: "refused, uneven rate, to redis_rate's allowed", peer: uneven.peerAllowed, ours: uneven.oursRefused},
+	}
+	for i := range rows {
+		rows[i].name, rows[i].unit = "server time a decision: "+rows[i].name, "µs"
+	}
+	return rows, nil
 }
 
-// A verdicts is the server's µs a decision in each round, by who asked and what was answered.
-type verdicts struct {
+// serverTimes are the server's µs a decision, by who asked and what was answered.
+type serverTimes struct {
 	peerAllowed, oursAllowed, peerRefused, oursRefused series
 }
 
-func (verdicts) row(name string, peer, ours series, b bar) row {
-	return row{name: name, unit: "µs", peer: peer, ours: ours, bar: b}
-}
-
-func serverTimeOf(rdb client, rounds int, granting, denying limit) (verdicts, error) {
-	const turns = 40 // of callsATurn each, so 4,000 calls a round
-	var v verdicts
+// serverTimesOf measures under a limit that grants everything, and under one that denies everything.
+func serverTimesOf(rdb client, rounds int, granting, denying limit) (serverTimes, error) {
+	var all serverTimes
 	peerAllows, oursAllow, err := pair(rdb, userKey, granting)
 	if err != nil {
-		return v, err
+		return all, err
 	}
-	peerRefuses, oursRefuse, err := pair(rdb, strings.ToUpper(userKey), denying)
+	peerRefuses, oursRefuse, err := pair(rdb, refusedKey, denying)
 	if err != nil {
-		return v, err
+		return all, err
 	}
 	for _, c := range []call{peerRefuses, oursRefuse} {
-		if err := repeat(context.Background(), c, 1, true); err != nil { // all that there is
-			return v, err
+		if err := once(context.Background(), c, true); err != nil { // all that there is
+			return all, err
 		}
 	}
 	for round := range rounds + 1 {
-		var means [4]series
-		timing := func(i int, c call, want bool) func() error {
+		var peerAllowed, oursAllowed, peerRefused, oursRefused series
+		timing := func(c call, want bool, into *series) func() error {
 			return func() error {
 				mean, err := turnOnServer(rdb, c, want)
-				means[i] = append(means[i], mean)
+				*into = append(*into, mean)
 				return err
 			}
 		}
-		err := interleave(turns,
-			timing(0, peerAllows, true), timing(1, oursAllow, true), timing(2, peerRefuses, false), timing(3, oursRefuse, false))
+		err := interleave(serverTurns,
+			timing(peerAllows, true, &peerAllowed), timing(oursAllow, true, &oursAllowed),
+			timing(peerRefuses, false, &peerRefused), timing(oursRefuse, false, &oursRefused))
 		if err != nil {
-			return v, err
+			return all, err
 		}
-		if round > 0 { // the first one warms up
-			// The median over the turns leaves out those in which the server was interrupted.
-			v.peerAllowed = append(v.peerAllowed, means[0].median())
-			v.oursAllowed = append(v.oursAllowed, means[1].median())
-			v.peerRefused = append(v.peerRefused, means[2].median())
-			v.oursRefused = append(v.oursRefused, means[3].median())
+		if round == 0 { // it warms up
+			continue
 		}
+		// The median over the turns leaves out those in which the server was interrupted.
+		all.peerAllowed = append(all.peerAllowed, peerAllowed.median())
+		all.oursAllowed = append(all.oursAllowed, oursAllowed.median())
+		all.peerRefused = append(all.peerRefused, peerRefused.median())
+		all.oursRefused = append(all.oursRefused, oursRefused.median())
 	}
-	return v, nil
+	return all, nil
 }
 
-// callsATurn is small, so that few turns are spoilt by an interruption, and large enough for the server's whole
+// A turn has few calls, so that few turns are spoilt by an interruption, and enough for the server's whole
 // microseconds to average out.
-const callsATurn = 100
+const (
+	serverTurns = 40
+	serverCalls = 100
+)
 
 // turnOnServer is the server's mean µs of a few calls.
 func turnOnServer(rdb client, c call, want bool) (float64, error) {
@@ -88,7 +91,7 @@ func turnOnServer(rdb client, c call, want bool) (float64, error) {
 	if err := rdb.ConfigResetStat(ctx).Err(); err != nil {
 		return 0, err
 	}
-	if err := repeat(ctx, c, callsATurn, want); err != nil {
+	if err := repeat(ctx, c, serverCalls, want); err != nil {
 		return 0, err
 	}
 	info, err := rdb.Info(ctx, "commandstats").Result()
@@ -100,8 +103,8 @@ func turnOnServer(rdb client, c call, want bool) (float64, error) {
 	if _, err := fmt.Sscanf(field, "calls=%d,usec=%d,", &calls, &usec); err != nil {
 		return 0, fmt.Errorf("commandstats of EVALSHA %q: %w", field, err)
 	}
-	if calls != callsATurn {
-		return 0, fmt.Errorf("%d calls of EVALSHA for %d decisions", calls, callsATurn)
+	if calls != serverCalls {
+		return 0, fmt.Errorf("%d calls of EVALSHA for %d decisions", calls, serverCalls)
 	}
-	return float64(usec) / callsATurn, nil
+	return float64(usec) / serverCalls, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"strings"
 )
 
 // A row compares Headgate with a peer in one quantity, of which less is better.
@@ -46,7 +47,7 @@ func (r row) judge() (limit, verdict string) {
 	limit = fmt.Sprintf("≤ %.2f", r.bar.most)
 	if r.bar.kind == value {
 		got = r.ours.median()
-		limit = fmt.Sprintf("≤ %.0f %s", r.bar.most, r.unit)
+		limit = "≤ " + quantity(r.bar.most, r.unit)
 	}
 	if got <= r.bar.most {
 		return limit, "ok"
@@ -55,10 +56,13 @@ func (r row) judge() (limit, verdict string) {
 }
 
 func quantity(v float64, unit string) string {
-	if v == math.Trunc(v) || v >= 1000 {
-		return fmt.Sprintf("%.0f %s", v, unit)
+	digits := 2
+	if v >= 100 || v == math.Trunc(v) {
+		digits = 0
+	} else if v >= 10 {
+		digits = 1
 	}
-	return fmt.Sprintf("%.1f %s", v, unit)
+	return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, unit))
 }
 
 // spread shows the median and the quartiles. There is no ratio to a peer that has nothing.

@@ -223,7 +223,7 @@ func TestLines(t *testing.T) {
 
 func TestLinesInterrupted(t *testing.T) {
 	terminal, keyboard := io.Pipe()
-	defer keyboard.Close() // lets the read that was left behind go
+	defer func() { _ = keyboard.Close() }() // lets the read that was left behind go
 	ctx, interrupt := context.WithTimeout(t.Context(), time.Millisecond)
 	defer interrupt()
 	if _, err := readLines(ctx, "-", terminal); !errors.Is(err, context.DeadlineExceeded) {

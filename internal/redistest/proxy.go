@@ -1,14 +1,16 @@
 package redistest
 
 import (
-	"io"
+	"bytes"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
 
-// A Proxy stands between a client and a server, and does to the replies what a bad network does. Requests always get
-// through: what is in doubt is never whether the server executed them, but whether the client learns of it.
+// A Proxy stands between a client and a server, and does to the replies of scripts what a bad network does. Requests
+// always get through: what is in doubt is never whether the server executed them, but whether the client learns of
+// it. So do the greetings of new connections, lest they stand in the way of what a client must not do: ask again.
 type Proxy struct {
 	Addr string
 
@@ -95,17 +97,30 @@ func (p *Proxy) serve(client net.Conn, addr string, done <-chan struct{}) {
 		_ = client.Close()
 		_ = server.Close()
 	})
+	var script atomic.Bool // the reply that comes next is a script's
 	wg.Go(func() {
-		_, _ = io.Copy(server, client)
-		_ = server.Close()
+		defer server.Close()
+		buffer := make([]byte, 64<<10)
+		for {
+			n, err := client.Read(buffer)
+			if err != nil {
+				return
+			}
+			if bytes.Contains(buffer[:n], []byte("eval")) {
+				script.Store(true)
+			}
+			if _, err := server.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
 	})
-	p.replies(client, server, done)
+	p.replies(client, server, &script, done)
 	close(over)
 	wg.Wait()
 }
 
 // replies carries what the server says to the client, as fate has it.
-func (p *Proxy) replies(client, server net.Conn, done <-chan struct{}) {
+func (p *Proxy) replies(client, server net.Conn, script *atomic.Bool, done <-chan struct{}) {
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := server.Read(buffer)
@@ -113,6 +128,9 @@ func (p *Proxy) replies(client, server net.Conn, done <-chan struct{}) {
 			return
 		}
 		fate, changed := p.current()
+		if !script.Swap(false) {
+			fate = Pass
+		}
 		for fate == Hold {
 			p.held <- struct{}{}
 			select {

@@ -10,12 +10,15 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/driver"
 	"github.com/headgate-go/headgate/internal/redistest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // server runs the script at whatever instant the test says, as the server's clock or as a client's. The test's clock is
 // not Redis's, so an hour is added to each TTL, lest keys vanish in the middle.

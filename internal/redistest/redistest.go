@@ -60,8 +60,23 @@ func Start(t testing.TB, args ...string) *Server {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(s.Kill)
+	t.Cleanup(func() {
+		s.checkTTLs()
+		s.Kill()
+	})
 	return s
+}
+
+// checkTTLs fails the test if it leaves a limiter's key that would never expire.
+func (s *Server) checkTTLs() {
+	ctx := context.Background()
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1, DialerRetries: 1})
+	defer rdb.Close()
+	for keys := rdb.Scan(ctx, 0, "hg:*", 1000).Iterator(); keys.Next(ctx); {
+		if rdb.PTTL(ctx, keys.Val()).Val() == -1 {
+			s.t.Errorf("%q was left without a TTL", keys.Val())
+		}
+	}
 }
 
 // freeAddr finds a port that is free and leaves room for a cluster's bus, which listens 10,000 ports higher.

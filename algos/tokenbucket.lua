@@ -1,191 +1,16 @@
--- The token bucket, inside Redis. tokenbucket.go says what it means; the sections stand in the same order there.
---
--- State: a string, its numbers little-endian.
---   bytes 1-7    the last save, µs since 1970
---         8-13   µs from the start of the busy period to it
---         14-19  permits taken since the start
---         20-22  rate } in lowest terms, as they were
---         23-28  per  } at the last save, per in µs
---   then "@N,"   the name of the busy period, where it is not its start (the clock went back, or the pace changed)
---   then "F-T,"  for each hole, in order: permits F+1 to T were given up
---
--- span, permits, before, ceil: see pace.go.
+-- The token bucket, inside Redis: a line (line.lua, with the stored state) whose places may be used up to a full
+-- bucket's span before they end. tokenbucket.go says the same in Go.
 
---@load  in: now.  ARGV[2]: rate, [3]: per (µs), [4]: burst.  out: changed, requests (where in ARGV they begin)
-local rate, per, burst = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0
+--@load  ARGV[4]: burst.  out: requests (where in ARGV they begin)
+local burst = ARGV[4] + 0
 local requests = 5
-
-local function span(n, rate, per)
-  local whole = floor(n / rate)
-  n = n - whole * rate
-  local each = floor(per / rate)
-  local x = n * (per - each * rate)
-  local over = floor(x / rate)
-  return whole * per + n * each + over, x - over * rate
-end
-
-local function permits(us, part, rate, per)
-  local whole = floor(us / per)
-  us = us - whole * per
-  local n = floor((us * rate + part) / per) -- right to one: us * rate may pass 2^53
-  local u, p = span(n + 1, rate, per)
-  if u < us or u == us and p <= part then
-    n = n + 1
-  else
-    u, p = span(n, rate, per)
-    if u > us or u == us and p > part then n = n - 1 end
-  end
-  return whole * rate + n
-end
-
-local room, room_part = burst * per, 0
+local room, room_part = burst * per, 0 -- how long a full bucket lasts at its own rate
 if rate > 1 then room, room_part = span(burst, rate, per) end
 
-local elapsed, taken, name, holes = 0, 0, now, '' -- elapsed: from the start of the busy period to now
-local debt, part, begun = 0, 0, 0
-local state = call('GET', KEYS[1])
-if state then
-  local length = #state
-  if length < 28 then return redis.error_reply(foreign) end
-  local t1, t2, t3, t4, t5, t6, t7, e1, e2, e3, e4, e5, e6, n1, n2, n3, n4, n5, n6,
-    r1, r2, r3, p1, p2, p3, p4, p5, p6 = byte(state, 1, 28)
-  local at = t1 + t2 * 0x100 + t3 * 0x10000 + t4 * 0x1000000 + t5 * 0x100000000 + t6 * 0x10000000000 + t7 * 0x1000000000000
-  local rate0 = r1 + r2 * 0x100 + r3 * 0x10000
-  local per0 = p1 + p2 * 0x100 + p3 * 0x10000 + p4 * 0x1000000 + p5 * 0x100000000 + p6 * 0x10000000000
-  elapsed = e1 + e2 * 0x100 + e3 * 0x10000 + e4 * 0x1000000 + e5 * 0x100000000 + e6 * 0x10000000000
-  taken = n1 + n2 * 0x100 + n3 * 0x10000 + n4 * 0x1000000 + n5 * 0x100000000 + n6 * 0x10000000000
-  if at >= 0x20000000000000 or rate0 == 0 or per0 == 0 then return redis.error_reply(foreign) end
-  name = at - elapsed
-  if length > 28 then
-    local _, last, moved = string.find(state, '^@(%-?%d+),', 29)
-    if moved then name = moved + 0 end
-    holes = string.sub(state, (last or 28) + 1)
-  end
-  if now < at then
-    -- The server's clock went back: so does the line, with all that is owed. A client's clock is merely behind.
-    if ARGV[1] == '' then changed = true else now = at end
-  else
-    elapsed = elapsed + (now - at) -- in this order: near 2^53 the other one rounds
-  end
-  debt, part = taken * per0, 0
-  if rate0 > 1 then debt, part = span(taken, rate0, per0) end
-  debt = debt - elapsed
-
-  local repaced = rate0 ~= rate or per0 ~= per
-  if debt < -1 or debt == -1 and part == 0 or repaced and debt < 0 then
-    elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
-  else
-    if repaced then -- convert
-      local owed = permits(debt, part, rate0, per0)
-      local us, p = span(owed, rate0, per0)
-      local rest = ((debt - us) + (part - p) / rate0) * rate0 / per0 * per / rate
-      local most = permits(0x400000000000, 0, rate, per)
-      if owed > most then owed, rest = most, 0 end
-      local anew = taken > permits(0x800000000000, 0, rate, per)
-      if anew then taken, holes = owed + 1, '' end
-      us, p = span(owed, rate, per)
-      local line, line_part = span(taken, rate, per)
-      elapsed = line - us - math.ceil(rest * (1 + 2 ^ -50))
-      if p > line_part then elapsed = elapsed - 1 end
-      if elapsed < 0 then elapsed = 0 end
-      if anew then name = now - elapsed end
-      debt, part = line - elapsed, line_part
-    end
-    if taken >= 0x800000000000 or elapsed >= 0x800000000000 then -- fold
-      local periods = floor(elapsed / per)
-      elapsed = elapsed - periods * per
-      taken = taken - periods * rate
-      name, holes = now - elapsed, ''
-    end
-    if holes ~= '' then -- trim
-      if elapsed > 0 then begun = permits(elapsed - 1, 0, rate, per) + 1 end
-      local gone = math.min(permits(elapsed, 0, rate, per), begun)
-      while true do
-        local _, last, to = string.find(holes, '^%d+%-(%d+),')
-        if not last or to + 0 > gone then break end
-        holes = string.sub(holes, last + 1)
-      end
-    end
-  end
-end
-local fit, fit_end, fit_to -- the hole that earliest found: where its text begins and ends, and its last place
-
---@earliest  in: cost.  out: wait
-local from = taken
-fit = nil
-if holes ~= '' then
-  local first, last, a, b = string.find(holes, '(%d+)%-(%d+),')
-  while first do
-    a, b = a + 0, b + 0
-    if a < begun then a = begun end
-    if b - a >= cost then
-      from, fit, fit_end, fit_to = a, first, last, b
-      break
-    end
-    first, last, a, b = string.find(holes, '(%d+)%-(%d+),', last + 1)
-  end
-end
-local us, p = (from + cost) * per, 0
-if rate > 1 then us, p = span(from + cost, rate, per) end
-us = us - elapsed
+--@earliest  in: us, p.  out: wait
 wait = us - room
 if p > room_part then wait = wait + 1 end
 if wait < 0 then wait = 0 end
-
---@take  in: cost, and what earliest found.  out: period, number
-period, number = name, from + cost
-if fit then
-  local left_over = ''
-  if number < fit_to then left_over = string.format('%.0f-%.0f,', number, fit_to) end
-  holes = string.sub(holes, 1, fit - 1) .. left_over .. string.sub(holes, fit_end + 1)
-else
-  taken, debt, part = number, us, p
-end
-
---@giveback  in: cost, period, number.  out: wait (how many permits can be taken again)
-local from, to = number - cost, number
-begun = 0
-if elapsed > 0 then begun = permits(elapsed - 1, 0, rate, per) + 1 end
-local gone = math.min(permits(elapsed, 0, rate, per), begun)
-if period == name and from >= 0 and to <= taken and to > gone then
-  if to == taken then -- the tail
-    taken = from
-    while holes ~= '' do
-      local first, _, a, b = string.find(holes, '(%d+)%-(%d+),$')
-      if b + 0 ~= taken then break end
-      taken = a + 0
-      holes = string.sub(holes, 1, first - 1)
-    end
-    debt, part = span(taken, rate, per)
-    debt = debt - elapsed
-    if taken == 0 or debt < -1 or debt == -1 and part == 0 then
-      elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
-    end
-    wait = to - math.max(from, gone)
-  else -- the middle
-    local cut, keep = 1, 1 -- the new hole replaces the text from cut to keep - 1
-    local a, b = from, to
-    local twice = false
-    local first, last, x, y = string.find(holes, '(%d+)%-(%d+),')
-    while first and x + 0 <= to do
-      x, y = x + 0, y + 0
-      if y < from then
-        cut = last + 1
-      else
-        if x < to and y > from then twice = true end
-        if x < a then a = x end
-        if y > b then b = y end
-      end
-      keep = last + 1
-      first, last, x, y = string.find(holes, '(%d+)%-(%d+),', keep)
-    end
-    if not twice then
-      holes = string.sub(holes, 1, cut - 1) .. string.format('%.0f-%.0f,', a, b) .. string.sub(holes, keep)
-      wait = to - math.min(math.max(from, begun), to)
-    end
-  end
-end
-period, number = 0, 0
 
 --@status  out: remaining, reset (µs)
 remaining = 0
@@ -193,7 +18,6 @@ local us, p = room - debt, room_part - part
 if p < 0 then us, p = us - 1, p + rate end
 if us >= 0 then
   if rate > 1 then remaining = permits(us, p, rate, per) else remaining = floor(us / per) end
-  if remaining > burst then remaining = burst end
 end
 if holes ~= '' then
   local _, last, a, b = string.find(holes, '^(%d+)%-(%d+),')
@@ -206,26 +30,7 @@ if holes ~= '' then
     if us >= 0 then remaining = math.max(remaining, math.min(permits(us, p, rate, per), b - a)) end
   end
 end
+if remaining > burst then remaining = burst end
 reset = debt
 if part > 0 then reset = reset + 1 end
 if reset < 0 then reset = 0 end
-
---@save  writes: the state, with a TTL of all that is owed; deletes it when the bucket is full
-if taken == 0 then
-  call('DEL', KEYS[1])
-else
-  local moved = ''
-  -- The TTL is rounded up, and one more: Redis counts it from the millisecond in which the call began.
-  local ttl = floor((debt + 1000) / 1000) + 1
-  if name ~= now - elapsed then moved = string.format('@%.0f,', name) end
-  call('SET', KEYS[1], char(
-    now % 256, floor(now / 0x100) % 256, floor(now / 0x10000) % 256, floor(now / 0x1000000) % 256,
-    floor(now / 0x100000000) % 256, floor(now / 0x10000000000) % 256, floor(now / 0x1000000000000),
-    elapsed % 256, floor(elapsed / 0x100) % 256, floor(elapsed / 0x10000) % 256, floor(elapsed / 0x1000000) % 256,
-    floor(elapsed / 0x100000000) % 256, floor(elapsed / 0x10000000000),
-    taken % 256, floor(taken / 0x100) % 256, floor(taken / 0x10000) % 256, floor(taken / 0x1000000) % 256,
-    floor(taken / 0x100000000) % 256, floor(taken / 0x10000000000),
-    rate % 256, floor(rate / 0x100) % 256, floor(rate / 0x10000),
-    per % 256, floor(per / 0x100) % 256, floor(per / 0x10000) % 256, floor(per / 0x1000000) % 256,
-    floor(per / 0x100000000) % 256, floor(per / 0x10000000000)) .. moved .. holes, 'PX', ttl)
-end

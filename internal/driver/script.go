@@ -19,13 +19,14 @@ type Script struct {
 	SHA1   string // of Source, in hex: what EVALSHA takes
 }
 
-// NewScript puts the sections of the rule's Lua in the places that the driver marks for them.
+// NewScript puts the sections of the rule's Lua in the places that the driver marks for them; several of one name
+// follow each other.
 func NewScript(rule algos.Rule) (Script, error) {
 	sections := make(map[string]string)
 	for part := range strings.SplitSeq("\n"+rule.Lua(), "\n--@") {
 		head, body, _ := strings.Cut(part, "\n")
 		name, _, _ := strings.Cut(head, " ")
-		sections[name] = body
+		sections[name] += body + "\n"
 	}
 	var source strings.Builder
 	for line := range strings.Lines(driverLua) {
@@ -38,7 +39,7 @@ func NewScript(rule algos.Rule) (Script, error) {
 		if !ok {
 			return Script{}, fmt.Errorf("headgate: the Lua of %s has no section %s", rule.Name(), name)
 		}
-		source.WriteString(body + "\n")
+		source.WriteString(body)
 	}
 	sum := sha1.Sum([]byte(source.String()))
 	return Script{Source: source.String(), SHA1: hex.EncodeToString(sum[:])}, nil

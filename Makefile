@@ -1,4 +1,4 @@
-# make test   everything, with the race detector and real servers; what CI runs
+# make test   everything, with the race detector and real servers
 # make lint   gofmt, go vet, golangci-lint (staticcheck among it)
 # make fuzz   the properties for longer: make fuzz CHECKS=100000
 # make bench  Headgate beside redis_rate
@@ -10,6 +10,7 @@ CHECKS ?= 20000
 test: redis
 	go vet ./...
 	HEADGATE_REQUIRE_REDIS=1 go test -race ./...
+	cd bench && go test ./...
 
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'd: $$unformatted"; exit 1; }

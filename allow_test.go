@@ -170,7 +170,8 @@ func TestAllowFollowsTheTablesOfGovernor(t *testing.T) {
 }
 
 // Rates whose interval is no whole number of microseconds, to the exact count: redis-cell #80, #50, acton-service
-// #141, Sentinel #259 and #2951, and the RetryAfter family of vectors.md, where 20,000 of 30,000 were admitted.
+// #141, Sentinel #259 and #2951, and redis-cell #56, dragonfly #8288 and others: RetryAfter rounded down, so that 20,000
+// of 30,000 were admitted.
 func TestSleepingExactlyRetryAfterIsAlwaysAdmitted(t *testing.T) {
 	for name, bucket := range map[string]algos.TokenBucket{
 		"3 a second":      {Rate: 3, Per: time.Second, Burst: 1},

@@ -22,6 +22,9 @@ var (
 	// lies beyond the bound: the context's deadline, Within or WithMaxWait. The error is a *DeniedError.
 	ErrDenied = errors.New("headgate: denied")
 
+	// ErrCancelled is returned by the Wait of a Reservation that was cancelled.
+	ErrCancelled = errors.New("headgate: the reservation was cancelled")
+
 	// ErrNeverAllowed is matched by the error of a request for more permits than the limiter can ever grant at once.
 	// Waiting does not help: ask for less, or raise the limiter's burst. It is returned before any call to the store.
 	ErrNeverAllowed = errors.New("headgate: never allowed")
@@ -54,8 +57,8 @@ type StoreError struct {
 	// Op is what was asked of the store: "decide", "give back" or "reset".
 	Op string
 	// Unknown is true where the call may have been carried out: its reply was lost, or came too late. The permits of
-	// such a call may be charged; where its reply still comes in, they are given back. If Unknown is false, nothing
-	// was charged.
+	// such a call may be charged; where its reply still comes in, they are given back. If Unknown is false, the call
+	// changed nothing: no permit was charged, or given back, or forgotten.
 	Unknown bool
 	// Err is the cause.
 	Err error
@@ -65,9 +68,9 @@ type StoreError struct {
 
 // Error implements error. The limiter's key does not appear in it.
 func (e *StoreError) Error() string {
-	outcome := "nothing was charged"
+	outcome := "it changed nothing"
 	if e.Unknown {
-		outcome = "it is unknown whether it was charged"
+		outcome = "it is unknown whether it was carried out"
 	}
 	cause := e.Err.Error()
 	if e.key != "" {

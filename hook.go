@@ -13,7 +13,8 @@ type Hook func(ctx context.Context, op Operation) (context.Context, func(Outcome
 // A Verb names an operation.
 type Verb string
 
-// The operations that a Hook sees. A Sleep happens within a Wait; the others stand alone.
+// The operations that a Hook sees. A Sleep happens within a Wait, or is the Wait of a Reservation. A Cancel happens
+// within either where its context ends. The others stand alone.
 const (
 	VerbAllow   Verb = "allow"
 	VerbReserve Verb = "reserve"
@@ -31,8 +32,8 @@ type Operation struct {
 	Limiter string
 	// Algorithm is the algorithm's name, "token_bucket" for instance.
 	Algorithm string
-	// Key is the limiter's key with its parts, as the user gave them. It is the user's data: it may be a telephone
-	// number, and there may be millions of it. Never make it a metric's label.
+	// Key is the limiter's key with its parts, as they are stored: escaped where they must be. It is the user's data:
+	// it may be a telephone number, and there may be millions of it. Never make it a metric's label.
 	Key string
 	// Cost is the number of permits concerned.
 	Cost int
@@ -42,7 +43,8 @@ type Operation struct {
 
 // An Outcome is what a Hook is told at the end.
 type Outcome struct {
-	// Decision is what was decided. For a Wait or Reserve that was granted, Allowed is true and Delay tells when.
+	// Decision is what was decided, if anything was: the store was asked and answered. For a Wait or Reserve that was
+	// granted, Allowed is true and Delay tells when.
 	Decision Decision
 	// Delay is how far ahead the granted slot lay.
 	Delay time.Duration

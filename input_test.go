@@ -71,6 +71,8 @@ func TestNewRefusesWhatIsNotThere(t *testing.T) {
 		"an empty name":        func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithName("")) },
 		"an empty prefix":      func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("")) },
 		"a prefix with braces": func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("{a}")) },
+		"no client":            func() (*headgate.Limiter, error) { return headgate.New(headgate.Redis(nil), "k", slow) },
+		"no option":            func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, nil) },
 		"a negative longest wait": func() (*headgate.Limiter, error) {
 			return headgate.New(store, "k", slow, headgate.WithMaxWait(-1))
 		},
@@ -110,6 +112,8 @@ func TestBadArgumentsMakeNoCall(t *testing.T) {
 		"no parts":            {l.For(), good, 1, headgate.ErrInvalid},
 		"an empty part":       {l.For("a", ""), good, 1, headgate.ErrInvalid},
 		"below an empty part": {l.For("").For("a"), good, 1, headgate.ErrInvalid},
+		"not made by New":     {&headgate.Limiter{}, good, 1, headgate.ErrInvalid},
+		"nor this one":        {(&headgate.Limiter{}).For("a"), good, 1, headgate.ErrInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, allow := test.l.AllowN(test.ctx, test.n)
@@ -133,6 +137,9 @@ func TestBadArgumentsMakeNoCall(t *testing.T) {
 	}
 	if _, err := l.Reserve(good, headgate.Within(-1)); !errors.Is(err, headgate.ErrInvalid) {
 		t.Errorf("Within(-1): %v", err)
+	}
+	if _, err := l.Reserve(good, nil); !errors.Is(err, headgate.ErrInvalid) {
+		t.Errorf("a nil option: %v", err)
 	}
 	if got := server.Calls("evalsha") + server.Calls("eval") + server.Calls("del"); got != before {
 		t.Errorf("%d calls were made", got-before)

@@ -42,6 +42,9 @@ func New(store Store, key string, algorithm algos.Algorithm, opts ...Option) (*L
 	}
 	l := &Limiter{store: store, plan: p, path: escape(key), name: p.rule.Name(), prefix: "hg", maxWait: -1}
 	for _, opt := range opts {
+		if opt == nil {
+			return nil, invalidf("an option is nil")
+		}
 		if err := opt(l); err != nil {
 			return nil, err
 		}
@@ -51,7 +54,7 @@ func New(store Store, key string, algorithm algos.Algorithm, opts ...Option) (*L
 }
 
 // For returns a limiter with the same algorithm and options and a key of its own, made of this limiter's key and the
-// parts: limiter.For("sms", phone). Different lists of parts never make the same key. It costs two small allocations
+// parts: limiter.For("sms", phone). Different lists of parts never make the same key. It costs a few small allocations
 // and no call, so its result may be used once and dropped.
 //
 // Without parts, or with an empty one, every call on the result returns an error that matches ErrInvalid: an empty
@@ -60,6 +63,9 @@ func (l *Limiter) For(parts ...string) *Limiter {
 	sub := *l
 	if len(parts) == 0 {
 		sub.err = invalidf("For: no parts")
+	}
+	if sub.store == nil {
+		return &sub // every call says that it was not made by New
 	}
 	for i, part := range parts {
 		if part == "" {
@@ -83,7 +89,10 @@ func (l *Limiter) Allow(ctx context.Context) (Decision, error) { return l.AllowN
 func (l *Limiter) AllowN(ctx context.Context, n int) (Decision, error) {
 	ctx, end := l.begin(ctx, VerbAllow, n, 0)
 	g, err := l.decide(ctx, n, 0)
-	d := l.decision(g)
+	var d Decision
+	if err == nil {
+		d = l.decision(g)
+	}
 	end(Outcome{Decision: d, Err: err})
 	return d, err
 }
@@ -92,10 +101,11 @@ func (l *Limiter) AllowN(ctx context.Context, n int) (Decision, error) {
 func (l *Limiter) Peek(ctx context.Context) (Decision, error) {
 	ctx, end := l.begin(ctx, VerbPeek, 1, 0)
 	g, err := l.decide(ctx, 1, driver.Ask)
-	if g.Wait < 0 { // refused by a bound one microsecond short of now
-		g.Wait++
+	var d Decision
+	if err == nil {
+		g.Wait++ // it was refused, by a bound one microsecond short of now
+		d = l.decision(g)
 	}
-	d := l.decision(g)
 	end(Outcome{Decision: d, Err: err})
 	return d, err
 }
@@ -114,6 +124,9 @@ func (l *Limiter) Reset(ctx context.Context) error {
 
 // usable tells what keeps a call from being made at all.
 func (l *Limiter) usable(ctx context.Context) error {
+	if l.store == nil {
+		return invalidf("the limiter was not made by New")
+	}
 	if l.err != nil {
 		return l.err
 	}
@@ -122,24 +135,21 @@ func (l *Limiter) usable(ctx context.Context) error {
 
 // decide is the one path to the store: it asks for n permits no further off than bound, in microseconds.
 func (l *Limiter) decide(ctx context.Context, n int, bound int64) (grant, error) {
+	if err := l.usable(ctx); err != nil {
+		return grant{}, err
+	}
 	if n < 1 {
 		return grant{}, invalidf("%d permits asked for; at least 1 is needed", n)
 	}
 	if most := l.plan.rule.Max(); n > most {
 		return grant{}, neverAllowed(n, most)
 	}
-	if err := l.usable(ctx); err != nil {
-		return grant{}, err
-	}
 	bound = min(bound, l.plan.rule.Horizon())
 	return l.store.decide(ctx, l.plan, l.key, driver.Request{Cost: int64(n), Bound: bound}, 0)
 }
 
-// decision tells a user what a grant says. Of no grant at all it says nothing.
+// decision tells a user what a grant says.
 func (l *Limiter) decision(g grant) Decision {
-	if g == (grant{}) {
-		return Decision{Source: l.store.source()}
-	}
 	return Decision{
 		Allowed:    g.Wait >= 0,
 		Limit:      l.plan.rule.Limit(),

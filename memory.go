@@ -13,8 +13,8 @@ import (
 // answers as Redis does, microsecond for microsecond.
 //
 // It reads only time.Now, starts no goroutine and waits for nobody, so it works in the virtual time of
-// testing/synctest; make it inside the bubble. A limiter that is as new takes no memory: it is forgotten, a few at a
-// time, as new keys come in.
+// testing/synctest; make it inside the bubble. Limiters that are as new are
+// forgotten as new keys come in, so memory is bounded by a small multiple of those that are not.
 func Memory() Store {
 	return &memoryStore{base: time.Now(), entries: make(map[string]*entry)}
 }

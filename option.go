@@ -1,6 +1,7 @@
 package headgate
 
 import (
+	"math"
 	"strings"
 	"time"
 )
@@ -20,8 +21,8 @@ func WithName(name string) Option {
 	}
 }
 
-// WithPrefix sets what all of the limiter's keys begin with, up to the first colon. The default is "hg". Limiters
-// under different prefixes never meet.
+// WithPrefix sets what all of the limiter's keys begin with, before a colon. The default is "hg". Limiters under
+// different prefixes never meet.
 func WithPrefix(prefix string) Option {
 	return func(l *Limiter) error {
 		if prefix == "" || strings.ContainsAny(prefix, "{}") {
@@ -63,4 +64,19 @@ type reserveOptions struct {
 // that has come.
 func Within(d time.Duration) ReserveOption {
 	return func(o *reserveOptions) { o.within = d }
+}
+
+// applyReserveOptions gives the bound that the options set.
+func applyReserveOptions(opts []ReserveOption) (within time.Duration, err error) {
+	o := reserveOptions{within: math.MaxInt64}
+	for _, opt := range opts {
+		if opt == nil {
+			return 0, invalidf("an option is nil")
+		}
+		opt(&o)
+	}
+	if o.within < 0 {
+		return 0, invalidf("Within: %v is negative", o.within)
+	}
+	return o.within, nil
 }

@@ -2,6 +2,7 @@ package headgate
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -15,11 +16,19 @@ import (
 //
 // Each decision is one call of one script on one key. A call that charges is sent once, whatever the client's
 // MaxRetries says; it is repeated only after NOSCRIPT, which proves that it did not run. The caller's context bounds
-// each call, its deadline and its cancellation, whatever the client's ContextTimeoutEnabled says.
+// each call, its deadline and its cancellation, whatever the client's ContextTimeoutEnabled says. A call whose caller
+// has left goes on for a few seconds, so that what it is granted can be given back.
+//
+// For a nil client it returns nil, which New refuses.
 func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
+	if client == nil {
+		return nil
+	}
 	s := &redisStore{client: client}
 	for _, opt := range opts {
-		opt(s)
+		if opt != nil {
+			opt(s)
+		}
 	}
 	return s
 }
@@ -39,7 +48,7 @@ type redisStore struct {
 	now    func() int64 // nil for the server's clock
 }
 
-// detachedFor bounds a call that its caller may have left.
+// detachedFor bounds a call that its caller has left.
 const detachedFor = 5 * time.Second
 
 func (s *redisStore) source() Source { return SourceRedis }
@@ -77,7 +86,7 @@ func (s *redisStore) giveBackLate(p *plan, key string, request driver.Request, l
 
 // call runs the script once. A second attempt follows only where the first proves that nothing ran.
 func (s *redisStore) call(ctx context.Context, p *plan, key string, request driver.Request) (driver.Reply, error) {
-	args := make([]any, 0, 5+len(p.params)+2)
+	args := make([]any, 0, 5+len(p.params)+2) // what a charge takes; the rarer give-back grows it
 	args = append(args, "evalsha", p.sha1, 1, key)
 	if s.now == nil {
 		args = append(args, "")
@@ -105,11 +114,7 @@ func (s *redisStore) call(ctx context.Context, p *plan, key string, request driv
 }
 
 // errReply means that something between here and the server changed the reply: the call has run.
-var errReply = unexpectedReply{}
-
-type unexpectedReply struct{}
-
-func (unexpectedReply) Error() string { return "the reply is not that of Headgate's script" }
+var errReply = errors.New("the reply is not that of Headgate's script")
 
 // once sends a command that must not be sent twice.
 func (s *redisStore) once(ctx context.Context, args []any) ([]int64, error) {
@@ -121,7 +126,7 @@ func (s *redisStore) once(ctx context.Context, args []any) ([]int64, error) {
 // chargingCmd is a command that go-redis does not send again after a network error: the first may have run.
 type chargingCmd struct{ *redis.IntSliceCmd }
 
-// NoRetry tells go-redis.
+// NoRetry is what go-redis asks before it does, alone and in a pipeline; MOVED and ASK are followed all the same.
 func (*chargingCmd) NoRetry() bool { return true }
 
 func (s *redisStore) reset(ctx context.Context, key string) error {
@@ -147,8 +152,8 @@ func bounded[T any](ctx context.Context, call func(context.Context) (T, error), 
 	}
 	answers := make(chan answer, 1)
 	var settled atomic.Bool // by the answer, or by the caller's leaving: whichever comes first
+	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
-		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachedFor)
 		defer cancel()
 		value, err := call(detached)
 		if settled.CompareAndSwap(false, true) {
@@ -165,6 +170,7 @@ func bounded[T any](ctx context.Context, call func(context.Context) (T, error), 
 			a := <-answers // it came just now
 			return a.value, a.err
 		}
+		time.AfterFunc(detachedFor, cancel)
 		var none T
 		return none, ctx.Err()
 	}

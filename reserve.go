@@ -2,7 +2,6 @@ package headgate
 
 import (
 	"context"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,8 +19,9 @@ type Reservation struct {
 	state   atomic.Int32
 
 	mu     sync.Mutex
-	ready  chan struct{}
-	timers []*time.Timer // stopped by Cancel, so that a cancelled reservation holds no memory until its slot
+	ready  chan struct{} // closed at the slot
+	gone   chan struct{} // closed when the reservation is cancelled
+	timers []*time.Timer // stopped then, so that a cancelled reservation holds no memory until its slot
 }
 
 // The states of a reservation. From held it goes to one of the others, once.
@@ -45,13 +45,13 @@ func (l *Limiter) Reserve(ctx context.Context, opts ...ReserveOption) (*Reservat
 // Errors: *DeniedError, which matches ErrDenied, if the slot is beyond the bound; otherwise as for AllowN. Nothing
 // is charged where an error is returned, unless it is a *StoreError that says Unknown.
 func (l *Limiter) ReserveN(ctx context.Context, n int, opts ...ReserveOption) (*Reservation, error) {
-	o := reserveOptions{within: math.MaxInt64}
-	for _, opt := range opts {
-		opt(&o)
-	}
 	ctx, end := l.begin(ctx, VerbReserve, n, 0)
 	r := &Reservation{}
-	d, err := l.reserve(ctx, r, n, o.within)
+	within, err := applyReserveOptions(opts)
+	var d Decision
+	if err == nil {
+		d, err = l.reserve(ctx, r, n, within)
+	}
 	end(Outcome{Decision: d, Delay: micros(max(r.grant.Wait, 0)), Err: err})
 	if err != nil {
 		return nil, err
@@ -61,17 +61,14 @@ func (l *Limiter) ReserveN(ctx context.Context, n int, opts ...ReserveOption) (*
 
 // reserve makes r a reservation of n permits whose slot lies no further off than bound, or tells why not.
 func (l *Limiter) reserve(ctx context.Context, r *Reservation, n int, bound time.Duration) (Decision, error) {
-	if bound < 0 {
-		return l.decision(grant{}), invalidf("Within: %v is negative", bound)
-	}
 	if l.maxWait >= 0 {
 		bound = min(bound, l.maxWait)
 	}
 	g, err := l.decide(ctx, n, bound.Microseconds())
-	d := l.decision(g)
 	if err != nil {
-		return d, err
+		return Decision{}, err
 	}
+	d := l.decision(g)
 	if g.Wait < 0 {
 		return d, &DeniedError{Decision: d}
 	}
@@ -79,17 +76,28 @@ func (l *Limiter) reserve(ctx context.Context, r *Reservation, n int, bound time
 	return d, nil
 }
 
-// Delay is how long until the slot, zero from then on.
-func (r *Reservation) Delay() time.Duration { return max(time.Until(r.slot), 0) }
+// Delay is how long until the slot, zero from then on. Once it has returned zero the permits count as used.
+func (r *Reservation) Delay() time.Duration {
+	delay := r.untilSlot()
+	if delay == 0 {
+		r.use()
+	}
+	return delay
+}
+
+func (r *Reservation) untilSlot() time.Duration { return max(time.Until(r.slot), 0) }
 
 // Wait sleeps until the slot. If the context ends before it, or has a deadline before it, the permits are given back
-// at once and the error tells: the context's, or a *DeniedError that matches context.DeadlineExceeded too. On a
-// cancelled reservation it returns an error that matches ErrInvalid.
+// at once and the error tells: the context's, or a *DeniedError that matches context.DeadlineExceeded too. If the
+// reservation is cancelled, before or during the sleep, Wait returns ErrCancelled.
 func (r *Reservation) Wait(ctx context.Context) error {
-	ctx, end := r.limiter.begin(ctx, VerbWait, r.cost, r.Delay())
-	err := r.sleep(ctx)
-	end(Outcome{Decision: r.limiter.decision(r.grant), Delay: micros(r.grant.Wait), Err: err})
-	return err
+	r.mu.Lock()
+	if r.gone == nil {
+		r.gone = make(chan struct{})
+	}
+	gone := r.gone
+	r.mu.Unlock()
+	return r.sleep(ctx, gone)
 }
 
 // use marks the reservation as used, and reports whether it may be.
@@ -105,46 +113,53 @@ func (r *Reservation) Ready() <-chan struct{} {
 	if r.ready == nil {
 		ready := make(chan struct{})
 		r.ready = ready
-		if delay := r.Delay(); delay > 0 {
-			r.timers = append(r.timers, time.AfterFunc(delay, func() {
-				if r.use() {
-					close(ready)
-				}
-			}))
-		} else if r.use() {
-			close(ready)
+		if r.untilSlot() == 0 && r.use() {
+			close(ready) // at once, and not by and by on another goroutine
+		} else {
+			r.atSlot(func() { close(ready) })
 		}
 	}
 	return r.ready
 }
 
-// AfterFunc calls f on a goroutine of its own at the slot; until then it holds none. Calling stop before the slot
-// gives the permits back, as Cancel does, and reports true: f will not be called. Later, or on a cancelled
-// reservation, stop does nothing and reports false. stop waits for the store for a tenth of a second at most.
-func (r *Reservation) AfterFunc(f func()) (stop func() bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.timers = append(r.timers, time.AfterFunc(r.Delay(), func() {
+// atSlot has f called at the slot, unless the reservation is cancelled by then. Under mu.
+func (r *Reservation) atSlot(f func()) {
+	if r.state.Load() == cancelled {
+		return
+	}
+	r.timers = append(r.timers, time.AfterFunc(r.untilSlot(), func() {
 		if r.use() {
 			f()
 		}
 	}))
+}
+
+// AfterFunc calls f on a goroutine of its own at the slot; until then it holds none. Calling stop before the slot
+// cancels the reservation and reports true: the permits go back, and neither f nor anything else that waits for the
+// slot is called. Later, or on a cancelled reservation, stop does nothing and reports false. It waits for the store
+// for a tenth of a second at most.
+func (r *Reservation) AfterFunc(f func()) (stop func() bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.atSlot(f)
 	return func() bool {
 		if !r.cancel() {
 			return false
 		}
-		_ = r.giveBack(context.Background()) // the permits drain as if used: nobody is over the limit for it
+		ctx, done := context.WithTimeout(context.Background(), giveBackWithin)
+		defer done()
+		_ = r.giveBack(ctx) // if it fails, the permits drain as if used: nobody is over the limit for it
 		return true
 	}
 }
 
 // Cancel gives the permits back: whoever asks next gets them, as far as that admits nobody beyond the limit. Slots
-// already given out do not move. Only the first call before the slot does anything; from the slot on the permits
-// count as used, so it is safe to defer a Cancel. It returns a *StoreError if the store failed: the permits then
-// drain as if they had been used.
+// already given out do not move. Only the first call does anything, and only if it comes before the slot has passed
+// and before the holder was told that it has come, by Delay, Wait, Ready or AfterFunc: the permits then count as used.
+// It returns a *StoreError if the store failed: the permits then drain as if they had been used.
 //
-// A Cancel is clean-up, so it also works under a context that has ended; it then waits for the store for a tenth of
-// a second at most.
+// The context bounds the call. A Cancel is clean-up, so it also works under a context that has ended; it then waits
+// for the store for a tenth of a second at most.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if !r.cancel() {
 		return nil
@@ -163,24 +178,27 @@ func (r *Reservation) cancel() bool {
 		timer.Stop()
 	}
 	r.timers = nil
+	if r.gone != nil {
+		close(r.gone)
+	}
 	return true
 }
 
-// giveBackWithin is how long giving back may hold a caller whose context has ended.
+// giveBackWithin is how long giving back may hold a caller whose context has ended, or who gave none.
 const giveBackWithin = 100 * time.Millisecond
 
 // giveBack returns the permits. It is called once, by whoever took the reservation from its holder: a second call
 // would sell a slot twice that somebody else may have taken since.
 func (r *Reservation) giveBack(ctx context.Context) error {
 	ctx, end := r.limiter.begin(ctx, VerbCancel, r.cost, 0)
-	if _, limited := ctx.Deadline(); !limited || ctx.Err() != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), giveBackWithin)
-		defer cancel()
+	if ctx.Err() != nil {
+		var done context.CancelFunc
+		ctx, done = context.WithTimeout(context.WithoutCancel(ctx), giveBackWithin)
+		defer done()
 	}
 	l := r.limiter
 	request := driver.Request{Cost: -int64(r.cost), Receipt: r.grant.Receipt}
 	_, err := l.store.decide(ctx, l.plan, l.key, request, r.grant.life)
-	end(Outcome{Decision: Decision{Source: l.store.source()}, Err: err})
+	end(Outcome{Err: err})
 	return err
 }

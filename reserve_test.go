@@ -356,8 +356,12 @@ func TestStoppingBeforeTheSlotGivesThePermitBack(t *testing.T) {
 		if d, _ := l.Peek(context.Background()); d.ResetAfter != tick/2 {
 			t.Errorf("the permit did not come back: %+v", d)
 		}
-		if err := r.Wait(context.Background()); !errors.Is(err, headgate.ErrInvalid) {
-			t.Errorf("waiting for what was cancelled: %v", err)
+		start := time.Now()
+		if err := r.Wait(context.Background()); !errors.Is(err, headgate.ErrCancelled) || time.Since(start) != 0 {
+			t.Errorf("waiting for what was cancelled: %v after %v", err, time.Since(start))
+		}
+		if r.AfterFunc(func() { t.Error("called on a cancelled reservation") })() {
+			t.Error("stopped what was cancelled")
 		}
 		time.Sleep(2 * tick)
 		select {
@@ -365,6 +369,58 @@ func TestStoppingBeforeTheSlotGivesThePermitBack(t *testing.T) {
 			t.Error("a cancelled reservation became ready")
 		default:
 		}
+	})
+}
+
+// Whoever was told that the slot has come may be using the permits, at that very instant.
+func TestPermitsCountAsUsedOnceTheHolderIsTold(t *testing.T) {
+	for name, tell := range map[string]func(t *testing.T, r *headgate.Reservation){
+		"Delay": func(t *testing.T, r *headgate.Reservation) {
+			if r.Delay() != 0 {
+				t.Error("the slot has come")
+			}
+		},
+		"Wait": func(t *testing.T, r *headgate.Reservation) {
+			if err := r.Wait(context.Background()); err != nil {
+				t.Error(err)
+			}
+		},
+		"Ready": func(_ *testing.T, r *headgate.Reservation) { <-r.Ready() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, store headgate.Store) {
+				l := newLimiter(t, store, perTick(1, 1))
+				for range 3 {
+					r := reserve(t, l, 1)
+					time.Sleep(r.Delay())
+					tell(t, r)
+					cancel(t, r)
+				}
+				if d, _ := l.Peek(context.Background()); d.ResetAfter != tick {
+					t.Errorf("a used permit went back: %+v", d)
+				}
+			})
+		})
+	}
+}
+
+func TestCancelWakesWhoeverWaitsForTheReservation(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, store headgate.Store) {
+		l := newLimiter(t, store, perTick(1, 1))
+		reserve(t, l, 1)
+		r := reserve(t, l, 1)
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if err := r.Wait(context.Background()); !errors.Is(err, headgate.ErrCancelled) || time.Since(start) != tick/4 {
+					t.Errorf("%v after %v", err, time.Since(start))
+				}
+			})
+		}
+		time.Sleep(tick / 4)
+		cancel(t, r)
+		wg.Wait()
 	})
 }
 

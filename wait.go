@@ -16,7 +16,8 @@ func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 //
 // If the slot lies beyond the context's deadline or WithMaxWait, WaitN returns at once with a *DeniedError, which
 // matches ErrDenied and, for the deadline, context.DeadlineExceeded, and charges nothing. If the context ends during
-// the sleep, the permits are given back and the context's error is returned. Otherwise errors are those of AllowN.
+// the sleep, the permits are given back and the context's error is returned; giving back holds the caller for a tenth
+// of a second at most. Otherwise errors are those of AllowN.
 func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	ctx, end := l.begin(ctx, VerbWait, n, 0)
 	var r Reservation
@@ -30,12 +31,12 @@ func (l *Limiter) wait(ctx context.Context, r *Reservation, n int) (Decision, er
 	deadline, limited := ctx.Deadline()
 	if limited {
 		if bound = time.Until(deadline); bound <= 0 && ctx.Err() == nil {
-			return l.decision(grant{}), context.DeadlineExceeded // the context is about to end
+			return Decision{}, context.DeadlineExceeded // the context is about to end
 		}
 	}
 	d, err := l.reserve(ctx, r, n, max(bound, 0))
 	if err == nil {
-		return d, r.sleep(ctx)
+		return d, r.sleep(ctx, nil)
 	}
 	if refusal, ok := errors.AsType[*DeniedError](err); ok {
 		refusal.deadline = limited && (l.maxWait < 0 || bound < l.maxWait) && bound < micros(l.plan.rule.Horizon())
@@ -43,9 +44,12 @@ func (l *Limiter) wait(ctx context.Context, r *Reservation, n int) (Decision, er
 	return d, err
 }
 
-// sleep waits for the slot, or gives the permits back and tells why.
-func (r *Reservation) sleep(ctx context.Context) error {
-	delay := r.Delay()
+// sleep waits for the slot, or gives the permits back and tells why. It ends when gone is closed, too.
+func (r *Reservation) sleep(ctx context.Context, gone <-chan struct{}) error {
+	if r.state.Load() == cancelled {
+		return ErrCancelled
+	}
+	delay := r.untilSlot()
 	if deadline, ok := ctx.Deadline(); ok && r.slot.After(deadline) && ctx.Err() == nil {
 		// Within the bound when it was decided; the reply took the rest of the time.
 		d := r.limiter.decision(r.grant)
@@ -59,16 +63,19 @@ func (r *Reservation) sleep(ctx context.Context) error {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			if ctx.Err() == context.DeadlineExceeded && r.Delay() == 0 {
+			if ctx.Err() == context.DeadlineExceeded && r.untilSlot() == 0 {
 				break // the slot was the deadline, and in time
 			}
 			end(Outcome{Err: ctx.Err()})
 			return r.abandon(ctx, ctx.Err())
+		case <-gone:
+			end(Outcome{Err: ErrCancelled})
+			return ErrCancelled
 		}
 		end(Outcome{})
 	}
 	if !r.use() {
-		return errCancelled
+		return ErrCancelled
 	}
 	return nil
 }
@@ -77,7 +84,7 @@ func (r *Reservation) sleep(ctx context.Context) error {
 func (r *Reservation) abandon(ctx context.Context, why error) error {
 	if !r.state.CompareAndSwap(held, cancelled) {
 		if r.state.Load() == cancelled {
-			return errCancelled
+			return ErrCancelled
 		}
 		return why // used: somebody else was told that the slot had come
 	}
@@ -85,5 +92,3 @@ func (r *Reservation) abandon(ctx context.Context, why error) error {
 	_ = r.giveBack(ctx)
 	return why
 }
-
-var errCancelled = invalidf("the reservation was cancelled")

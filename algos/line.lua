@@ -76,9 +76,9 @@ if state then
       local owed = permits(debt, part, rate0, per0)
       local us, p = span(owed, rate0, per0)
       local rest = ((debt - us) + (part - p) / rate0) * rate0 / per0 * per / rate
-      local most = permits(0x400000000000, 0, rate, per)
+      local most = permits(0x400000000000, 0, rate, per) -- 2 * maxSpan
       if owed > most then owed, rest = most, 0 end
-      local anew = taken > permits(0x800000000000, 0, rate, per)
+      local anew = taken > permits(0x800000000000, 0, rate, per) -- foldAbove
       if anew then taken, holes = owed + 1, '' end
       us, p = span(owed, rate, per)
       local line, line_part = span(taken, rate, per)

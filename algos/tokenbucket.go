@@ -16,10 +16,10 @@ var tokenBucketLua string
 // In any stretch of time of length w it grants at most Burst + Rate × w/Per permits, reservations included.
 //
 // Per is a whole number of microseconds. Rate/Per in lowest terms must have a numerator below 2^24 and a denominator
-// of at most 2^45 µs (about 407 days): from one permit a year to ten million a second and more. Filling an empty bucket must
+// of at most 2^45 µs (about 407 days): from one permit a year to ten million a second and more, below a billion. Filling an empty bucket must
 // take no more than 2^45 µs either.
 //
-// Slots are promised up to 2^45 µs ahead. Giving back is exact: permits cancelled at the end of the queue are as if
+// Slots are promised up to 2^45 µs ahead, and up to 2^45 permits. Giving back is exact: permits cancelled at the end of the queue are as if
 // never taken, permits cancelled in the middle of it stand open, at their place, for whoever comes next and fits.
 //
 // The parameters may change while the limiter is in use: what has been taken stays taken, counted in permits.

@@ -149,7 +149,7 @@ func TestALimiterThatIsBusyForYearsKeepsCounting(t *testing.T) {
 	}
 }
 
-// Vectors: brandur/redis-cell #54, and "used permits stay used".
+// brandur/redis-cell #54 refuses after a raise. Here what was used stays used, in permits, and the rest is the caller's.
 func TestChangingTheParametersKeepsWhatWasTaken(t *testing.T) {
 	rdb := redistest.Start(t).Client()
 	perSecond := func(rate, burst int) algos.TokenBucket {

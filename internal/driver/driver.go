@@ -34,8 +34,9 @@ func ParseReply(n []int64) Reply {
 	return Reply{Wait: n[0], Remaining: n[1], Reset: n[2], Receipt: algos.Receipt{Period: n[3], Number: n[4]}}
 }
 
-// Run answers a batch of requests in order, as if they had come one by one, at the instant now, writing to replies, which is as long as requests. A call that
-// refuses all of them leaves the state as it was, unless the clock went back. It reports whether it saved the state.
+// Run answers a batch of requests in order, as if they had come one by one, at the instant now, and writes to replies,
+// which is as long as requests. A batch all of which is refused leaves the state as it was, unless the clock went
+// back. Run reports whether it saved the state.
 func Run(state algos.State, rule algos.Rule, now int64, requests []Request, replies []Reply) (changed bool) {
 	changed = state.Load(rule, now)
 	for i, request := range requests {

@@ -60,23 +60,17 @@ type StoreError struct {
 	// such a call may be charged; where its reply still comes in, they are given back. If Unknown is false, the call
 	// changed nothing: no permit was charged, or given back, or forgotten.
 	Unknown bool
-	// Err is the cause.
+	// Err is the cause, without the limiter's key.
 	Err error
-
-	key string
 }
 
-// Error implements error. The limiter's key does not appear in it.
+// Error implements error.
 func (e *StoreError) Error() string {
 	outcome := "it changed nothing"
 	if e.Unknown {
 		outcome = "it is unknown whether it was carried out"
 	}
-	cause := e.Err.Error()
-	if e.key != "" {
-		cause = strings.ReplaceAll(cause, e.key, "(the limiter's key)")
-	}
-	return fmt.Sprintf("headgate: store: %s: %s (%s)", e.Op, cause, outcome)
+	return fmt.Sprintf("headgate: store: %s: %v (%s)", e.Op, e.Err, outcome)
 }
 
 // Unwrap returns the cause, so that errors.Is finds context.DeadlineExceeded for instance.
@@ -84,8 +78,28 @@ func (e *StoreError) Unwrap() error { return e.Err }
 
 // storeError wraps the error of a call that wrote, or would have.
 func storeError(op, key string, err error) error {
-	return &StoreError{Op: op, Unknown: !neverRan(err), Err: err, key: key}
+	return &StoreError{Op: op, Unknown: !neverRan(err), Err: redact(err, key)}
 }
+
+// redact takes the limiter's key out of an error's text, whole or cut short: Redis quotes the arguments of a command
+// that it does not know. What follows the key goes too.
+func redact(err error, key string) error {
+	public, _, _ := strings.Cut(key, "{")
+	text, _, found := strings.Cut(err.Error(), public+"{")
+	if !found {
+		return err
+	}
+	return &redacted{text + "(the limiter's key)", err}
+}
+
+// A redacted error says less than its cause, and is it in all else.
+type redacted struct {
+	text  string
+	cause error
+}
+
+func (e *redacted) Error() string { return e.text }
+func (e *redacted) Unwrap() error { return e.cause }
 
 // neverRan tells whether an error proves that the script changed nothing: the server answered with an error (the
 // scripts write last, in one command), or no connection was had.

@@ -19,7 +19,7 @@ func TestStoredKeys(t *testing.T) {
 		"what looks escaped":     {escape("a%2Fb"), "hg:{a%252Fb}:tb"},
 		"other bytes stay":       {escape("ключ \xff"), "hg:{ключ \xff}:tb"},
 		"the longest path":       {long[1:], "hg:{" + long[1:] + "}:tb"},
-		"a longer one is hashed": {long, "hg:{%" + hex.EncodeToString(hash[:]) + "}:tb"},
+		"a longer one is hashed": {long, "hg:{%#" + hex.EncodeToString(hash[:]) + "}:tb"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := storedKey("hg", test.path, "tb"); got != test.want {

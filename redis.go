@@ -17,7 +17,7 @@ import (
 // Each decision is one call of one script on one key. A call that charges is sent once, whatever the client's
 // MaxRetries says; it is repeated only after NOSCRIPT, which proves that it did not run. The caller's context bounds
 // each call, its deadline and its cancellation, whatever the client's ContextTimeoutEnabled says. A call whose caller
-// has left goes on for a few seconds, so that what it is granted can be given back.
+// has left goes on until the client's own timeouts end it, so that what it is granted can be given back.
 //
 // For a nil client it returns nil, which New refuses.
 func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
@@ -48,8 +48,8 @@ type redisStore struct {
 	now    func() int64 // nil for the server's clock
 }
 
-// detachedFor bounds a call that its caller has left.
-const detachedFor = 5 * time.Second
+// lateFor bounds the call that gives back what came too late.
+const lateFor = 5 * time.Second
 
 func (s *redisStore) source() Source { return SourceRedis }
 
@@ -78,7 +78,7 @@ func (s *redisStore) giveBackLate(p *plan, key string, request driver.Request, l
 	if request.Cost < 0 || late.Wait < 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), detachedFor)
+	ctx, cancel := context.WithTimeout(context.Background(), lateFor)
 	defer cancel()
 	// If this fails the permits drain as if used: nobody is over the limit for it.
 	_, _ = s.call(ctx, p, key, driver.Request{Cost: -request.Cost, Receipt: late.Receipt})
@@ -99,10 +99,10 @@ func (s *redisStore) call(ctx context.Context, p *plan, key string, request driv
 	} else {
 		args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
 	}
-	n, err := s.once(ctx, args)
-	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+	n, err := s.run(ctx, args)
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") && ctx.Err() == nil {
 		args[0], args[1] = "eval", p.script.Source
-		n, err = s.once(ctx, args)
+		n, err = s.run(ctx, args)
 	}
 	if err != nil {
 		return driver.Reply{}, err
@@ -116,22 +116,25 @@ func (s *redisStore) call(ctx context.Context, p *plan, key string, request driv
 // errReply means that something between here and the server changed the reply: the call has run.
 var errReply = errors.New("the reply is not that of Headgate's script")
 
-// once sends a command that must not be sent twice.
-func (s *redisStore) once(ctx context.Context, args []any) ([]int64, error) {
-	cmd := &chargingCmd{redis.NewIntSliceCmd(ctx, args...)}
-	_ = s.client.Process(ctx, cmd) // the error is the command's too
+func (s *redisStore) run(ctx context.Context, args []any) ([]int64, error) {
+	cmd := redis.NewIntSliceCmd(ctx, args...)
+	_ = s.client.Process(ctx, once{cmd}) // the error is the command's too
 	return cmd.Result()
 }
 
-// chargingCmd is a command that go-redis does not send again after a network error: the first may have run.
-type chargingCmd struct{ *redis.IntSliceCmd }
+// once is a command that go-redis does not send again after a network error: the first may have run.
+type once struct{ redis.Cmder }
 
 // NoRetry is what go-redis asks before it does, alone and in a pipeline; MOVED and ASK are followed all the same.
-func (*chargingCmd) NoRetry() bool { return true }
+func (once) NoRetry() bool { return true }
 
 func (s *redisStore) reset(ctx context.Context, key string) error {
 	_, err := bounded(ctx,
-		func(ctx context.Context) (int64, error) { return s.client.Del(ctx, key).Result() },
+		func(ctx context.Context) (int64, error) {
+			cmd := redis.NewIntCmd(ctx, "del", key)
+			_ = s.client.Process(ctx, once{cmd}) // a second time it would forget what was charged since
+			return cmd.Result()
+		},
 		func(int64) {})
 	if err != nil {
 		return storeError("reset", key, err)
@@ -170,7 +173,7 @@ func bounded[T any](ctx context.Context, call func(context.Context) (T, error), 
 			a := <-answers // it came just now
 			return a.value, a.err
 		}
-		time.AfterFunc(detachedFor, cancel)
+		cancel() // a call that still waits for a connection is not made; one that was sent is answered all the same
 		var none T
 		return none, ctx.Err()
 	}

@@ -169,7 +169,12 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 
 // cancel takes the reservation from its holder, and reports whether it was still to be had.
 func (r *Reservation) cancel() bool {
-	if time.Now().After(r.slot) || !r.state.CompareAndSwap(held, cancelled) {
+	return !time.Now().After(r.slot) && r.take()
+}
+
+// take is what cancel does, late or not.
+func (r *Reservation) take() bool {
+	if !r.state.CompareAndSwap(held, cancelled) {
 		return false
 	}
 	r.mu.Lock()

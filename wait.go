@@ -82,7 +82,7 @@ func (r *Reservation) sleep(ctx context.Context, gone <-chan struct{}) error {
 
 // abandon gives back the permits of a wait that came to nothing, and returns why.
 func (r *Reservation) abandon(ctx context.Context, why error) error {
-	if !r.state.CompareAndSwap(held, cancelled) {
+	if !r.take() {
 		if r.state.Load() == cancelled {
 			return ErrCancelled
 		}

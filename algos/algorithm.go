@@ -51,7 +51,8 @@ type Rule interface {
 // concurrent use.
 type State interface {
 	// Load brings the saved state to the instant now under rule, which may have other parameters than the one that
-	// saved it. It reports whether the state must be saved even if nothing is taken: true when the clock went back.
+	// saved it. It reports whether the state must be saved even if nothing is taken: true when the clock went back or
+	// the rule is another one.
 	Load(rule Rule, now int64) (changed bool)
 	// Earliest is how long from now, in microseconds, the first instant lies at which cost permits fit. It changes
 	// nothing.

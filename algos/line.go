@@ -16,6 +16,8 @@ const (
 	maxSpan     = 1 << 45   // µs: a period, a full bucket, the furthest slot
 	maxPermits  = 1 << 45   // a burst, and the permits reserved ahead
 	foldAbove   = 1 << 47   // permits or µs of one busy period, beyond which it is counted anew
+	maxDebt     = 1 << 51   // µs: 71 years, which is all that a line owes after a change to a slower pace
+	maxHoles    = 1000      // what a call may have to look through: a third of a millisecond of Redis's time
 )
 
 // A busyPeriod is all that a bucket remembers: a stretch of time during which it was never full.
@@ -72,8 +74,9 @@ func (l *line) load(p pace, now int64) (changed bool) {
 	}
 	if repaced {
 		l.convert(p)
+		changed = true
 	}
-	if l.taken >= foldAbove || now-l.start >= foldAbove {
+	if (l.taken >= foldAbove || now-l.start >= foldAbove) && l.debt >= 0 {
 		l.fold()
 	}
 	l.trim()
@@ -98,8 +101,10 @@ func (l *line) refill(p pace) {
 	l.debt, l.part = 0, 0
 }
 
-// convert recounts the line at another pace: the debt stays the same number of permits. The part of a permit that
-// has drained is scaled and rounded, by at most a microsecond, toward more debt.
+// convert recounts the line at another pace: the debt stays the same number of permits, up to maxDebt. The part of a
+// permit that has drained is scaled and rounded, by at most a microsecond, toward more debt. A line that would be too
+// long to count at the new pace is counted anew, from what is owed; what was reserved before can no longer be given
+// back then.
 func (l *line) convert(p pace) {
 	old := l.pace
 	owed := old.permits(l.debt, l.part)
@@ -109,10 +114,10 @@ func (l *line) convert(p pace) {
 	// Each operation is rounded on its own, as Lua does it.
 	rest = float64(rest*float64(old.rate)) / float64(old.per)
 	rest = float64(rest*float64(l.per)) / float64(l.rate)
-	if most := l.permits(2*maxSpan, 0); owed > most {
-		owed, rest = most, 0 // no bucket owes more than years
+	if most := l.permits(maxDebt, 0); owed > most {
+		owed, rest = most, 0
 	}
-	anew := l.taken > l.permits(foldAbove, 0)
+	anew := l.taken > l.permits(2*maxDebt, 0)
 	if anew {
 		l.taken, l.holes = owed+1, nil
 	}
@@ -230,6 +235,9 @@ func (l *line) GiveBack(receipt Receipt, cost int64) (returned int64) {
 			return 0 // given back before
 		}
 		h = hole{min(h.from, other.from), max(h.to, other.to)}
+	}
+	if first == next && len(l.holes) >= maxHoles {
+		return 0 // the permits drain as if used
 	}
 	l.holes = replace(l.holes, first, next, h)
 	l.begun = begun

@@ -73,12 +73,13 @@ if state then
     elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
   else
     if repaced then -- convert
+      changed = true -- even if nothing is granted: what drains from now on drains at the new pace
       local owed = permits(debt, part, rate0, per0)
       local us, p = span(owed, rate0, per0)
       local rest = ((debt - us) + (part - p) / rate0) * rate0 / per0 * per / rate
-      local most = permits(0x400000000000, 0, rate, per) -- 2 * maxSpan
+      local most = permits(0x8000000000000, 0, rate, per) -- maxDebt
       if owed > most then owed, rest = most, 0 end
-      local anew = taken > permits(0x800000000000, 0, rate, per) -- foldAbove
+      local anew = taken > permits(0x10000000000000, 0, rate, per) -- 2 * maxDebt
       if anew then taken, holes = owed + 1, '' end
       us, p = span(owed, rate, per)
       local line, line_part = span(taken, rate, per)
@@ -88,7 +89,7 @@ if state then
       if anew then name = now - elapsed end
       debt, part = line - elapsed, line_part
     end
-    if taken >= 0x800000000000 or elapsed >= 0x800000000000 then -- fold
+    if (taken >= 0x800000000000 or elapsed >= 0x800000000000) and debt >= 0 then -- fold
       local periods = floor(elapsed / per)
       elapsed = elapsed - periods * per
       taken = taken - periods * rate
@@ -160,7 +161,7 @@ if period == name and from >= 0 and to <= taken and to > gone then
   else -- the middle
     local cut, keep = 1, 1 -- the new hole replaces the text from cut to keep - 1
     local a, b = from, to
-    local twice = false
+    local twice = false -- given back before
     local first, last, x, y = string.find(holes, '(%d+)%-(%d+),')
     while first and x + 0 <= to do
       x, y = x + 0, y + 0
@@ -174,6 +175,8 @@ if period == name and from >= 0 and to <= taken and to > gone then
       keep = last + 1
       first, last, x, y = string.find(holes, '(%d+)%-(%d+),', keep)
     end
+    local _, count = string.gsub(holes, ',', '')
+    if cut == keep and count >= 1000 then twice = true end -- maxHoles: the permits drain as if used
     if not twice then
       holes = string.sub(holes, 1, cut - 1) .. string.format('%.0f-%.0f,', a, b) .. string.sub(holes, keep)
       wait = to - math.min(math.max(from, begun), to)

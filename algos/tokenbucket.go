@@ -22,7 +22,12 @@ var tokenBucketLua string
 // Slots are promised up to 2^45 µs ahead, and up to 2^45 permits. Giving back is exact: permits cancelled at the end of the queue are as if
 // never taken, permits cancelled in the middle of it stand open, at their place, for whoever comes next and fits.
 //
-// The parameters may change while the limiter is in use: what has been taken stays taken, counted in permits.
+// The parameters may change while the limiter is in use: what has been taken stays taken, counted in permits, and the
+// next call decides by its own. Slots given out before keep their time, so while they last they may come on top of what
+// a raised rate grants: at most what was reserved ahead at the change.
+//
+// Up to a thousand separate places in the middle of the queue can stand open at a time; what is cancelled beyond that
+// drains as if it had been used.
 type TokenBucket struct {
 	Rate  int           // permits in each Per; at least 1
 	Per   time.Duration // at least 1 µs

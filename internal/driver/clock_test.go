@@ -169,7 +169,7 @@ func TestChangingTheParametersKeepsWhatWasTaken(t *testing.T) {
 		{"a cut burst keeps what was used", perSecond(10, 10), perSecond(10, 5), 3, 2, 300_000},
 		{"a burst cut below what was used leaves none", perSecond(10, 10), perSecond(10, 5), 8, 0, 800_000},
 		{"from a million a second to one a year", perSecond(1_000_000, 1000),
-			algos.TokenBucket{Rate: 1, Per: 365 * 24 * time.Hour, Burst: 1}, 1000, 0, 2 * 365 * 24 * 3600 * second},
+			algos.TokenBucket{Rate: 1, Per: 365 * 24 * time.Hour, Burst: 1}, 1000, 0, 71 * 365 * 24 * 3600 * second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before, after := rule(t, test.before), rule(t, test.after)
@@ -203,5 +203,96 @@ func TestNoMicrosecondIsLostNearTheEndOfExactNumbers(t *testing.T) {
 		if text, _ := s.stored(); strings.Contains(text, "e+") {
 			t.Errorf("%q was stored", text)
 		}
+	}
+}
+
+// throttled #26, apisix PR #12605: a TTL rounded down makes a limiter forget what is owed. Within one script the clock
+// of TTLs stands still.
+func TestTheTTLCoversWhatIsOwedToTheMicrosecond(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	for _, test := range []struct {
+		bucket algos.TokenBucket
+		least  time.Duration
+	}{
+		{algos.TokenBucket{Rate: 10_000, Per: time.Second, Burst: 1}, time.Millisecond},
+		{algos.TokenBucket{Rate: 1, Per: 100_001 * time.Microsecond, Burst: 1}, 101 * time.Millisecond},
+		{algos.TokenBucket{Rate: 1, Per: 100_999 * time.Microsecond, Burst: 1}, 101 * time.Millisecond},
+		{algos.TokenBucket{Rate: 1, Per: 100 * time.Millisecond, Burst: 1}, 100 * time.Millisecond},
+		{algos.TokenBucket{Rate: 7, Per: time.Second, Burst: 1}, 143 * time.Millisecond},
+	} {
+		r := rule(t, test.bucket)
+		script, err := driver.NewScript(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source := strings.Replace(script.Source, "return replies", "return call('PTTL', KEYS[1])", 1)
+		args := []any{""}
+		for _, n := range r.Params() {
+			args = append(args, n)
+		}
+		ttl, err := rdb.Eval(t.Context(), source, []string{fmt.Sprint("ttl", test.bucket)}, append(args, 1, 0)...).Int64()
+		// One more than rounded up, for the part of a millisecond in which the script began.
+		if got := time.Duration(ttl) * time.Millisecond; err != nil || got < test.least+time.Millisecond || got > test.least+2*time.Millisecond {
+			t.Errorf("%+v: TTL %v, %v; want %v and one more", test.bucket, got, err, test.least)
+		}
+	}
+}
+
+// A busy period whose line ended within the last microsecond is not folded: it is about to be over.
+func TestFoldingNeverTakesMoreThanWasTaken(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 999, Per: time.Microsecond, Burst: 1 << 45})
+	s, p := server{rdb: rdb, key: "fold"}, process{r.NewState()}
+	now := int64(epoch)
+	for range 8 {
+		request := driver.Request{Cost: 1 << 45, Bound: r.Horizon()}
+		inGo, inLua := p.run(r, now, request)[0], s.run(t, r, now, request)[0]
+		if inGo != inLua || inGo.Wait < 0 {
+			t.Fatalf("Go %v, Lua %v", inGo, inLua)
+		}
+		now += inGo.Reset - 1
+		for range 2 {
+			ask := driver.Request{Cost: 1, Bound: 0}
+			if inGo, inLua := p.run(r, now, ask)[0], s.run(t, r, now, ask)[0]; inGo != inLua || inGo.Wait != 0 {
+				t.Fatalf("at %d: Go %v, Lua %v", now, inGo, inLua)
+			}
+			now++
+		}
+	}
+}
+
+// However many cancel in the middle of a queue, what a call must look through is bounded, and what is beyond drains.
+func TestHolesAreBounded(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+	s, p := server{rdb: rdb, key: "holes"}, process{r.NewState()}
+	var receipts []driver.Request
+	for range 2200 {
+		take := driver.Request{Cost: 1, Bound: r.Horizon()}
+		reply := s.run(t, r, epoch, take)[0]
+		p.run(r, epoch, take)
+		receipts = append(receipts, driver.Request{Cost: -1, Receipt: reply.Receipt})
+	}
+	returned := int64(0)
+	for i := 1; i < len(receipts)-1; i += 2 {
+		inGo, inLua := p.run(r, epoch, receipts[i])[0], s.run(t, r, epoch, receipts[i])[0]
+		if inGo != inLua {
+			t.Fatalf("cancel %d: Go %v, Lua %v", i, inGo, inLua)
+		}
+		returned += inLua.Wait
+	}
+	if returned != 1000 {
+		t.Errorf("%d permits came back", returned)
+	}
+	if bytes, _ := s.stored(); len(bytes) > 16_000 {
+		t.Errorf("%d bytes of state", len(bytes))
+	}
+	for i := range int64(1000) { // each of them goes to the next that asks
+		if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon()})[0]; reply.Wait != (2*i+1)*second {
+			t.Fatalf("open place %d: %v", i, reply)
+		}
+	}
+	if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon()})[0]; reply.Wait != 2200*second {
+		t.Errorf("after the last: %v", reply)
 	}
 }

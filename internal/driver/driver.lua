@@ -13,8 +13,8 @@
 --             remaining  permits that a single request is sure to be granted now
 --             reset      µs until the limiter is as new
 --             period, number  the receipt; 0, 0 where nothing was taken
--- Writes    KEYS[1], with a TTL that covers reset, if it granted or gave back, or the clock went back, or
---           the TTL was missing. Nothing otherwise.
+-- Writes    KEYS[1], with a TTL that covers reset, if it granted or gave back, or the clock went back, or the parameters
+--           changed, or the TTL was missing. Nothing otherwise.
 local floor, byte, char, call = math.floor, string.byte, string.char, redis.call
 local foreign = 'FOREIGN the key holds something that Headgate did not write'
 local now

@@ -97,7 +97,7 @@ const epoch = 1_795_000_000_000_000
 
 // A history draws requests, cancels and the passing of time, and checks each answer on the way.
 func TestNoHistoryOverfillsTheBucket(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	check(t, func(t *rapid.T) {
 		b := buckets().Draw(t, "bucket")
 		r := rule(t, b)
 		p := process{r.NewState()}
@@ -157,7 +157,7 @@ func exactRetry(t *rapid.T, p *process, r algos.Rule, now, cost, bound, retry in
 }
 
 func TestARequestIsAdmittedExactlyAtRetryAfter(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	check(t, func(t *rapid.T) {
 		b := buckets().Draw(t, "bucket")
 		r := rule(t, b)
 		p := process{r.NewState()}
@@ -180,7 +180,7 @@ func TestARequestIsAdmittedExactlyAtRetryAfter(t *testing.T) {
 }
 
 func TestWithoutCancelsSlotsGoOutInOrder(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	check(t, func(t *rapid.T) {
 		b := buckets().Draw(t, "bucket")
 		r := rule(t, b)
 		p := process{r.NewState()}
@@ -210,7 +210,7 @@ func probe(p *process, r algos.Rule, now int64) []driver.Reply {
 }
 
 func TestCancellingAllThatWaitLeavesNoTrace(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	check(t, func(t *rapid.T) {
 		b := buckets().Draw(t, "bucket")
 		r := rule(t, b)
 		with, without := process{r.NewState()}, process{r.NewState()}
@@ -244,7 +244,7 @@ func TestCancellingAllThatWaitLeavesNoTrace(t *testing.T) {
 }
 
 func TestACancelledSlotGoesToTheNextThatFits(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	check(t, func(t *rapid.T) {
 		b := buckets().Draw(t, "bucket")
 		r := rule(t, b)
 		p := process{r.NewState()}
@@ -271,7 +271,7 @@ func TestACancelledSlotGoesToTheNextThatFits(t *testing.T) {
 }
 
 func TestABatchAnswersAsIfOneByOne(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	check(t, func(t *rapid.T) {
 		b := buckets().Draw(t, "bucket")
 		r := rule(t, b)
 		batched, single := process{r.NewState()}, process{r.NewState()}
@@ -300,6 +300,102 @@ func TestABatchAnswersAsIfOneByOne(t *testing.T) {
 				if request.Cost > 0 && replies[i].Wait >= 0 {
 					receipts = append(receipts, driver.Request{Cost: -request.Cost, Receipt: replies[i].Receipt})
 				}
+			}
+		}
+	})
+}
+
+// The bound under changing rates, of requests that go now: whatever the rate and burst were when, no stretch of time
+// holds more than the largest burst and what the rates brought. A rate holds from the first call that has it.
+func TestNoChangeOfParametersOverfillsTheBucket(t *testing.T) {
+	check(t, func(t *rapid.T) {
+		kinds := rapid.SliceOfN(buckets(), 2, 3).Draw(t, "buckets")
+		burst := 0
+		for _, b := range kinds {
+			burst = max(burst, b.Burst)
+		}
+		for _, b := range kinds {
+			if owed := new(big.Rat).Mul(permitTime(b), big.NewRat(int64(burst), 1)); owed.Cmp(big.NewRat(1<<51, 1)) > 0 {
+				t.Skip("no limiter owes more than 71 years")
+			}
+		}
+		p := process{rule(t, kinds[0]).NewState()}
+		now := int64(epoch)
+		brought := new(big.Rat) // permits that the rates have brought so far
+		var last algos.TokenBucket
+		type grant struct {
+			cost    int64
+			brought *big.Rat
+		}
+		var grants []grant
+		for range rapid.IntRange(1, 30).Draw(t, "length") {
+			b := rapid.SampledFrom(kinds).Draw(t, "bucket")
+			r := rule(t, b)
+			pause := steps(b).Draw(t, "pause")
+			if last != (algos.TokenBucket{}) {
+				brought = new(big.Rat).Add(brought, new(big.Rat).Quo(big.NewRat(pause, 1), permitTime(last)))
+			}
+			now += pause
+			last = b
+			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
+			if p.ask(r, now, cost, 0).Wait == 0 {
+				grants = append(grants, grant{cost, brought})
+			}
+		}
+		for i := range grants {
+			var sum int64
+			for _, g := range grants[i:] {
+				sum += g.cost
+				most := new(big.Rat).Sub(g.brought, grants[i].brought)
+				most.Add(most, big.NewRat(int64(burst), 1))
+				for _, b := range kinds { // the microsecond, at the fastest rate
+					most.Add(most, new(big.Rat).Inv(permitTime(b)))
+				}
+				if big.NewRat(sum, 1).Cmp(most) > 0 {
+					t.Fatalf("%d granted where %s fit", sum, most.FloatString(3))
+				}
+			}
+		}
+	})
+}
+
+// A changed rate counts from the first call that has it, be it refused: what it says holds.
+func TestRetryAfterIsExactAfterAChangeOfParameters(t *testing.T) {
+	check(t, func(t *rapid.T) {
+		before, after := buckets().Draw(t, "before"), buckets().Draw(t, "after")
+		old, r := rule(t, before), rule(t, after)
+		p := process{old.NewState()}
+		now := int64(epoch)
+		taken := int64(rapid.IntRange(1, before.Burst).Draw(t, "taken"))
+		p.ask(old, now, taken, 0)
+		pause := steps(before).Draw(t, "pause")
+		now += pause
+		cost := int64(rapid.IntRange(1, after.Burst).Draw(t, "cost"))
+
+		// What is owed in permits, exactly, and how long the new rate takes to make room for cost.
+		owed := new(big.Rat).Sub(big.NewRat(taken, 1), new(big.Rat).Quo(big.NewRat(pause, 1), permitTime(before)))
+		if owed.Sign() < 0 {
+			owed.SetInt64(0)
+		}
+		wait := owed.Add(owed, big.NewRat(cost-int64(after.Burst), 1))
+		wait.Mul(wait, permitTime(after))
+		if wait.Cmp(big.NewRat(1<<44, 1)) > 0 {
+			t.Skip("further than a bucket owes")
+		}
+		least := int64(0)
+		if wait.Sign() > 0 {
+			least = new(big.Int).Quo(new(big.Int).Add(wait.Num(), new(big.Int).Sub(wait.Denom(), big.NewInt(1))), wait.Denom()).Int64()
+		}
+		reply := p.ask(r, now, cost, driver.Ask)
+		if got := -reply.Wait - 1; got < least || got > least+2 {
+			t.Fatalf("%d µs to wait, and %d at least", got, least)
+		}
+		if reply = p.ask(r, now, cost, 0); reply.Wait < 0 {
+			if early := p.ask(r, now-reply.Wait-1, cost, 0); early.Wait >= 0 {
+				t.Fatal("admitted before retry-after")
+			}
+			if late := p.ask(r, now-reply.Wait, cost, 0); late.Wait != 0 {
+				t.Fatalf("refused at retry-after: %d", late.Wait)
 			}
 		}
 	})

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A Proxy stands between a client and a server, and does to the replies of scripts what a bad network does. Requests
+// A Proxy stands between a client and a server, and does to the replies of scripts and of DEL what a bad network does. Requests
 // always get through: what is in doubt is never whether the server executed them, but whether the client learns of
 // it. So do the greetings of new connections, lest they stand in the way of what a client must not do: ask again.
 type Proxy struct {
@@ -97,7 +97,7 @@ func (p *Proxy) serve(client net.Conn, addr string, done <-chan struct{}) {
 		_ = client.Close()
 		_ = server.Close()
 	})
-	var script atomic.Bool // the reply that comes next is a script's
+	var writes atomic.Bool // the reply that comes next is to a script or a DEL
 	wg.Go(func() {
 		defer server.Close()
 		buffer := make([]byte, 64<<10)
@@ -106,21 +106,21 @@ func (p *Proxy) serve(client net.Conn, addr string, done <-chan struct{}) {
 			if err != nil {
 				return
 			}
-			if bytes.Contains(buffer[:n], []byte("eval")) {
-				script.Store(true)
+			if bytes.Contains(buffer[:n], []byte("eval")) || bytes.Contains(buffer[:n], []byte("del")) {
+				writes.Store(true)
 			}
 			if _, err := server.Write(buffer[:n]); err != nil {
 				return
 			}
 		}
 	})
-	p.replies(client, server, &script, done)
+	p.replies(client, server, &writes, done)
 	close(over)
 	wg.Wait()
 }
 
 // replies carries what the server says to the client, as fate has it.
-func (p *Proxy) replies(client, server net.Conn, script *atomic.Bool, done <-chan struct{}) {
+func (p *Proxy) replies(client, server net.Conn, writes *atomic.Bool, done <-chan struct{}) {
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := server.Read(buffer)
@@ -128,7 +128,7 @@ func (p *Proxy) replies(client, server net.Conn, script *atomic.Bool, done <-cha
 			return
 		}
 		fate, changed := p.current()
-		if !script.Swap(false) {
+		if !writes.Swap(false) {
 			fate = Pass
 		}
 		for fate == Hold {

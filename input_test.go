@@ -2,7 +2,10 @@ package headgate_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -170,6 +173,7 @@ func TestDifferentKeysNeverMeet(t *testing.T) {
 			}
 			all = append(all, l, l.For("x"), l.For("x", "y"), l.For("x/y"), newLimiter(t, store, one).For(key))
 		}
+		all = append(all, hashTwin(t, store, one)...)
 		for _, parts := range [][]string{{"a", "b:c"}, {"a:b", "c"}, {"a", "b", "c"}, {"a", "b/c"}, {"a/b", "c"}, {"a/b/c"}} {
 			all = append(all, newLimiter(t, store, one).For(parts...))
 		}
@@ -183,4 +187,26 @@ func TestDifferentKeysNeverMeet(t *testing.T) {
 			t.Error("For(a).For(b:c) is another limiter than For(a, b:c)")
 		}
 	})
+}
+
+// hashTwin makes limiters of a long key, which is stored as its hash, and of the short key that comes nearest to it.
+func hashTwin(t *testing.T, store headgate.Store, algorithm algos.Algorithm) []*headgate.Limiter {
+	t.Helper()
+	for i := range 10_000 {
+		long := strings.Repeat("v", 250) + fmt.Sprint(i)
+		sum := sha256.Sum256([]byte(long))
+		if hash := hex.EncodeToString(sum[:]); strings.HasPrefix(hash, "00") {
+			a, err := headgate.New(store, long, algorithm)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := headgate.New(store, "\x00"+hash[2:], algorithm)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return []*headgate.Limiter{a, b}
+		}
+	}
+	t.Fatal("no such hash")
+	return nil
 }

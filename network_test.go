@@ -91,6 +91,102 @@ func TestALostReplyIsChargedOnce(t *testing.T) {
 	}
 }
 
+// Every kind of client, each of which would send a charge again in a way of its own.
+func TestALostReplyIsChargedOnceWhateverTheClient(t *testing.T) {
+	brief := 100 * time.Millisecond
+	for name, connect := range map[string]func(t *testing.T) (*redistest.Server, *redistest.Proxy, redis.UniversalClient){
+		"cluster": func(t *testing.T) (*redistest.Server, *redistest.Proxy, redis.UniversalClient) {
+			server := redistest.Cluster(t, 1)[0]
+			proxy := redistest.NewProxy(t, server.Addr)
+			return server, proxy, redis.NewClusterClient(&redis.ClusterOptions{
+				Addrs: []string{proxy.Addr}, ReadTimeout: brief,
+				ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+					return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: proxy.Addr}}}}, nil
+				},
+			})
+		},
+		"ring": func(t *testing.T) (*redistest.Server, *redistest.Proxy, redis.UniversalClient) {
+			server := redistest.Start(t)
+			proxy := redistest.NewProxy(t, server.Addr)
+			return server, proxy, redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": proxy.Addr}, ReadTimeout: brief})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server, proxy, rdb := connect(t)
+			defer rdb.Close()
+			l := newLimiter(t, headgate.Redis(rdb), slow)
+			allowN(t, l, 1)
+			calls := server.Calls("evalsha")
+			proxy.Set(redistest.Swallow)
+			_, err := l.Allow(context.Background())
+			wantUnknown(t, err, true)
+			if got := server.Calls("evalsha") - calls; got != 1 {
+				t.Errorf("%d calls reached the server", got)
+			}
+		})
+	}
+}
+
+// A second DEL would forget what others were charged after the first.
+func TestALostReplyResetsOnce(t *testing.T) {
+	w := newWire(t)
+	before := w.server.Calls("del")
+	w.proxy.Set(redistest.Cut)
+	wantUnknown(t, w.remote.Reset(context.Background()), true)
+	if got := w.server.Calls("del") - before; got != 1 {
+		t.Errorf("%d calls reached the server", got)
+	}
+}
+
+// Who has left while waiting for a connection is not charged, nor does Redis hear of it when it comes back.
+func TestCallersWhoLeftBeforeTheirCallWasSentAreNotCharged(t *testing.T) {
+	w := newWire(t, func(o *redis.Options) { o.PoolSize, o.PoolTimeout, o.ReadTimeout = 1, time.Minute, time.Minute })
+	w.proxy.Set(redistest.Hold)
+	calls := w.server.Calls("evalsha")
+	ctx, stop := context.WithCancel(context.Background())
+	var callers sync.WaitGroup
+	for range 20 {
+		callers.Go(func() {
+			_, err := w.remote.Allow(ctx)
+			wantUnknown(t, err, true)
+		})
+	}
+	w.proxy.Holding() // one was sent, and the others wait for its connection
+	eventually(t, "the others wait", func() bool { return w.client.PoolStats().PendingRequests >= 19 })
+	stop()
+	callers.Wait()
+	w.proxy.Set(redistest.Pass)
+	eventually(t, "the one that was sent gave back", func() bool { return w.server.Calls("evalsha")-calls >= 2 && w.charged(t) == 0 })
+	w.client.Close()
+	// The charge, its give-back, and the peeks of this test that went another way.
+	direct := w.server.Calls("evalsha")
+	if got := w.charged(t); got != 0 || w.server.Calls("evalsha") != direct+1 {
+		t.Errorf("%d charged to callers who had left", got)
+	}
+}
+
+func TestNoConnectionIsKnownToHaveChargedNothing(t *testing.T) {
+	w := newWire(t, func(o *redis.Options) {
+		o.PoolSize, o.PoolTimeout, o.ReadTimeout = 1, 50*time.Millisecond, time.Minute
+	})
+	w.proxy.Set(redistest.Hold)
+	sent := make(chan error)
+	go func() {
+		_, err := w.remote.Allow(context.Background())
+		sent <- err
+	}()
+	w.proxy.Holding()
+	_, err := w.remote.Allow(context.Background())
+	wantUnknown(t, err, false)
+	if !errors.Is(err, redis.ErrPoolTimeout) {
+		t.Errorf("%v", err)
+	}
+	w.proxy.Set(redistest.Pass)
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAStalledRedisHoldsNobodyPastItsContext(t *testing.T) {
 	for _, honoured := range []bool{false, true} {
 		for name, bounded := range map[string]func() (context.Context, context.CancelFunc){
@@ -107,6 +203,8 @@ func TestAStalledRedisHoldsNobodyPastItsContext(t *testing.T) {
 				"Allow":   func(ctx context.Context, l *headgate.Limiter) error { _, err := l.Allow(ctx); return err },
 				"Reserve": func(ctx context.Context, l *headgate.Limiter) error { _, err := l.Reserve(ctx); return err },
 				"Wait":    func(ctx context.Context, l *headgate.Limiter) error { return l.Wait(ctx) },
+				"Peek":    func(ctx context.Context, l *headgate.Limiter) error { _, err := l.Peek(ctx); return err },
+				"Reset":   func(ctx context.Context, l *headgate.Limiter) error { return l.Reset(ctx) },
 			} {
 				t.Run(fmt.Sprintf("%s, %s, ContextTimeoutEnabled %v", verb, name, honoured), func(t *testing.T) {
 					w := newWire(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = honoured, time.Minute })
@@ -118,7 +216,7 @@ func TestAStalledRedisHoldsNobodyPastItsContext(t *testing.T) {
 					if !errors.Is(err, ctx.Err()) {
 						t.Errorf("%v, and the context says %v", err, ctx.Err())
 					}
-					if got := w.charged(t); got != 1 {
+					if got := w.charged(t); got != 1 && verb != "Peek" && verb != "Reset" {
 						t.Errorf("%d charged before the reply came", got)
 					}
 					// The reply comes after the caller left: what it grants goes back.
@@ -131,9 +229,11 @@ func TestAStalledRedisHoldsNobodyPastItsContext(t *testing.T) {
 }
 
 func TestGivingBackToAStalledRedisHoldsNobody(t *testing.T) {
-	w := newWire(t, func(o *redis.Options) { o.ReadTimeout = time.Minute })
+	w := newWire(t, func(o *redis.Options) { o.ReadTimeout = time.Hour })
 	take := func() *headgate.Reservation {
-		allowN(t, w.direct, 1000-w.charged(t)) // so that the slot lies ahead
+		if left := 1000 - w.charged(t); left > 0 {
+			allowN(t, w.direct, left) // so that the slot lies ahead
+		}
 		return reserve(t, w.remote, 1)
 	}
 	t.Run("Cancel under a context that has ended", func(t *testing.T) {
@@ -142,6 +242,14 @@ func TestGivingBackToAStalledRedisHoldsNobody(t *testing.T) {
 		ctx, stop := context.WithCancel(context.Background())
 		stop()
 		wantUnknown(t, r.Cancel(ctx), true)
+		w.proxy.Set(redistest.Pass)
+	})
+	t.Run("stopping an AfterFunc", func(t *testing.T) {
+		stop := take().AfterFunc(func() {})
+		w.proxy.Set(redistest.Hold)
+		if !stop() {
+			t.Error("there was nothing to stop")
+		}
 		w.proxy.Set(redistest.Pass)
 	})
 	t.Run("Wait cancelled in its sleep", func(t *testing.T) {

@@ -155,10 +155,27 @@ func TestTheLeastACLSuffices(t *testing.T) {
 	}
 }
 
+// Redis quotes the first arguments of a command that it does not know, cut short.
+func TestNoErrorQuotesTheKey(t *testing.T) {
+	rdb := redistest.Start(t, "--rename-command", "EVALSHA", "").Client()
+	user := strings.Repeat("+447000123456,", 10)
+	_, err := newLimiter(t, headgate.Redis(rdb), slow).For(user).Allow(context.Background())
+	wantUnknown(t, err, false)
+	failed, _ := errors.AsType[*headgate.StoreError](err)
+	for _, text := range []string{err.Error(), failed.Err.Error(), fmt.Sprintf("%+v", err)} {
+		if strings.Contains(text, "+4470") || !strings.Contains(text, "unknown command") {
+			t.Errorf("%s", text)
+		}
+	}
+}
+
 // Hostile keys on a cluster: a limiter's keys are where the cluster looks for them. A client with an outdated map is
 // sent on with MOVED, and its command is followed though it is never sent twice.
 func TestAClusterServesEveryKey(t *testing.T) {
-	addrs := redistest.Cluster(t, 3)
+	var addrs []string
+	for _, server := range redistest.Cluster(t, 3) {
+		addrs = append(addrs, server.Addr)
+	}
 	outdated := func(context.Context) ([]redis.ClusterSlot, error) {
 		return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: addrs[0]}}}}, nil
 	}

@@ -424,6 +424,27 @@ func TestCancelWakesWhoeverWaitsForTheReservation(t *testing.T) {
 	})
 }
 
+// No limiter promises a slot further ahead than its algorithm can hold.
+func TestASlotBeyondTheHorizonIsRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		year := 365 * 24 * time.Hour
+		l := newLimiter(t, headgate.Memory(), algos.TokenBucket{Rate: 1, Per: year, Burst: 1})
+		reserve(t, l, 1)
+		if r := reserve(t, l, 1); r.Delay() != year {
+			t.Errorf("slot in %v", r.Delay())
+		}
+		_, err := l.Reserve(context.Background())
+		if denied, ok := errors.AsType[*headgate.DeniedError](err); !ok || denied.Decision.RetryAfter != year {
+			t.Errorf("%v", err)
+		}
+		far, stop := context.WithTimeout(context.Background(), 3*year)
+		defer stop()
+		if err := l.Wait(far); !errors.Is(err, headgate.ErrDenied) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the deadline is not what refuses this: %v", err)
+		}
+	})
+}
+
 func TestTenThousandPendingReservationsHoldNoGoroutine(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		l := newLimiter(t, headgate.Memory(), perTick(1, 1))
@@ -454,12 +475,24 @@ func TestACancelledReservationHoldsNoMemory(t *testing.T) {
 	l := newLimiter(t, headgate.Memory(), slow)
 	allowN(t, l, 1000)
 	var references []weak.Pointer[headgate.Reservation]
-	for range 3 {
+	ended, stop := context.WithCancel(context.Background())
+	stop()
+	for _, end := range []func(r *headgate.Reservation){
+		func(r *headgate.Reservation) { cancel(t, r) },
+		func(r *headgate.Reservation) { r.AfterFunc(func() {})() },
+		func(r *headgate.Reservation) {
+			if err := r.Wait(ended); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		},
+	} {
 		r := reserve(t, l, 1)
 		r.Ready()
 		r.AfterFunc(func() {})
+		end(r)
+		r.Ready()
+		r.AfterFunc(func() {})
 		references = append(references, weak.Make(r))
-		cancel(t, r)
 	}
 	eventually(t, "the cancelled reservations are collected", func() bool {
 		runtime.GC()

@@ -184,16 +184,14 @@ func (s *Server) Calls(command string) int {
 	return 0
 }
 
-// Cluster starts n servers that share the slots of a cluster, waits until all of them know it, and returns their
-// addresses.
-func Cluster(t testing.TB, n int) []string {
+// Cluster starts n servers that share the slots of a cluster, and waits until all of them know it.
+func Cluster(t testing.TB, n int) []*Server {
 	t.Helper()
 	ctx := context.Background()
 	servers := make([]*Server, n)
 	for i := range servers {
 		servers[i] = Start(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
 	}
-	var addrs []string
 	for i, s := range servers {
 		rdb := s.Client()
 		if err := rdb.ClusterAddSlotsRange(ctx, i*16384/n, (i+1)*16384/n-1).Err(); err != nil {
@@ -203,7 +201,6 @@ func Cluster(t testing.TB, n int) []string {
 		if err := rdb.ClusterMeet(ctx, host, port).Err(); err != nil {
 			t.Fatal(err)
 		}
-		addrs = append(addrs, s.Addr)
 	}
 	for _, s := range servers {
 		rdb := s.Client()
@@ -220,5 +217,5 @@ func Cluster(t testing.TB, n int) []string {
 			t.Fatalf("the cluster did not form: %s", rdb.ClusterInfo(ctx).Val())
 		}
 	}
-	return addrs
+	return servers
 }

@@ -63,9 +63,6 @@ func (r *Reservation) sleep(ctx context.Context, gone <-chan struct{}) error {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			if ctx.Err() == context.DeadlineExceeded && r.untilSlot() == 0 {
-				break // the slot was the deadline, and in time
-			}
 			end(Outcome{Err: ctx.Err()})
 			return r.abandon(ctx, ctx.Err())
 		case <-gone:

@@ -68,7 +68,8 @@ func (l *line) load(p pace, now int64) (changed bool) {
 		l.measure()
 	}
 	repaced := l.pace != p
-	if !l.exists || l.drained() || repaced && l.debt < 0 {
+	long := l.taken >= foldAbove || now-l.start >= foldAbove
+	if !l.exists || l.drained() || (repaced || long) && l.debt < 0 {
 		l.refill(p)
 		return changed
 	}
@@ -76,7 +77,7 @@ func (l *line) load(p pace, now int64) (changed bool) {
 		l.convert(p)
 		changed = true
 	}
-	if (l.taken >= foldAbove || now-l.start >= foldAbove) && l.debt >= 0 {
+	if l.taken >= foldAbove || now-l.start >= foldAbove {
 		l.fold()
 	}
 	l.trim()

@@ -69,7 +69,8 @@ if state then
   debt = debt - elapsed
 
   local repaced = rate0 ~= rate or per0 ~= per
-  if debt < -1 or debt == -1 and part == 0 or repaced and debt < 0 then
+  local long = taken >= 0x800000000000 or elapsed >= 0x800000000000 -- foldAbove
+  if debt < -1 or debt == -1 and part == 0 or (repaced or long) and debt < 0 then
     elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
   else
     if repaced then -- convert
@@ -89,7 +90,7 @@ if state then
       if anew then name = now - elapsed end
       debt, part = line - elapsed, line_part
     end
-    if (taken >= 0x800000000000 or elapsed >= 0x800000000000) and debt >= 0 then -- fold
+    if taken >= 0x800000000000 or elapsed >= 0x800000000000 then -- fold
       local periods = floor(elapsed / per)
       elapsed = elapsed - periods * per
       taken = taken - periods * rate

@@ -1,0 +1,143 @@
+package driver_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/driver"
+	"github.com/headgate-go/headgate/internal/redistest"
+)
+
+func TestALimiterThatIsBusyForYearsKeepsCounting(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	for name, bucket := range map[string]algos.TokenBucket{
+		"a few a year":      {Rate: 1, Per: 200 * 24 * time.Hour, Burst: 2},
+		"a million a year":  {Rate: 1_000_003, Per: 365 * 24 * time.Hour, Burst: 1000},
+		"ten a microsecond": {Rate: 10, Per: time.Microsecond, Burst: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rule(t, bucket)
+			s := server{rdb: rdb, key: name}
+			p := process{r.NewState()}
+			now := int64(epoch)
+			var granted int64
+			for range 60 { // a quarter of a year each
+				request := driver.Request{Cost: int64(bucket.Burst), Bound: 1 << 43}
+				for range 3 {
+					inGo, inLua := p.run(r, now, request)[0], s.run(t, r, now, request)[0]
+					if inGo != inLua {
+						t.Fatalf("%d: Go %v, Lua %v", now, inGo, inLua)
+					}
+					if inGo.Wait >= 0 {
+						granted += request.Cost
+					}
+				}
+				now += 90 * 24 * 3600 * second
+			}
+			// The witness: no more than the rate brings in the time, and the bound, and a burst.
+			most := float64(bucket.Rate)*float64(now-epoch+1<<43)/float64(bucket.Per.Microseconds()) + float64(bucket.Burst)
+			if float64(granted) > most {
+				t.Errorf("%d granted; %f is the most", granted, most)
+			}
+		})
+	}
+}
+
+func TestNoMicrosecondIsLostNearTheEndOfExactNumbers(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1_000_000, Per: time.Second, Burst: 1})
+	for _, start := range []int64{epoch, 1<<53 - 2000} {
+		s := server{rdb: rdb, key: fmt.Sprint(start)}
+		for i := range int64(1000) {
+			if !allow(s, t, r, start+i) || allow(s, t, r, start+i) {
+				t.Fatalf("microsecond %d after %d: not exactly one", i, start)
+			}
+		}
+		if text, _ := s.stored(); strings.Contains(text, "e+") {
+			t.Errorf("%q was stored", text)
+		}
+	}
+}
+
+func TestTheTTLCoversWhatIsOwedToTheMicrosecond(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	for _, test := range []struct {
+		bucket algos.TokenBucket
+		least  time.Duration
+	}{
+		{algos.TokenBucket{Rate: 10_000, Per: time.Second, Burst: 1}, time.Millisecond},
+		{algos.TokenBucket{Rate: 1, Per: 100_001 * time.Microsecond, Burst: 1}, 101 * time.Millisecond},
+		{algos.TokenBucket{Rate: 1, Per: 100_999 * time.Microsecond, Burst: 1}, 101 * time.Millisecond},
+		{algos.TokenBucket{Rate: 1, Per: 100 * time.Millisecond, Burst: 1}, 100 * time.Millisecond},
+		{algos.TokenBucket{Rate: 7, Per: time.Second, Burst: 1}, 143 * time.Millisecond},
+	} {
+		r := rule(t, test.bucket)
+		script, err := driver.NewScript(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source := strings.Replace(script.Source, "return replies", "return call('PTTL', KEYS[1])", 1)
+		args := []any{""}
+		for _, n := range r.Params() {
+			args = append(args, n)
+		}
+		ttl, err := rdb.Eval(t.Context(), source, []string{fmt.Sprint("ttl", test.bucket)}, append(args, 1, 0)...).Int64()
+		// One more than rounded up, for the part of a millisecond in which the script began.
+		if got := time.Duration(ttl) * time.Millisecond; err != nil || got < test.least+time.Millisecond || got > test.least+2*time.Millisecond {
+			t.Errorf("%+v: TTL %v, %v; want %v and one more", test.bucket, got, err, test.least)
+		}
+	}
+}
+
+func TestFoldingNeverTakesMoreThanWasTaken(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 999, Per: time.Microsecond, Burst: 1 << 45})
+	s, p := server{rdb: rdb, key: "fold"}, process{r.NewState()}
+	now := int64(epoch)
+	for range 8 {
+		request := driver.Request{Cost: 1 << 45, Bound: r.Horizon()}
+		inGo, inLua := p.run(r, now, request)[0], s.run(t, r, now, request)[0]
+		if inGo != inLua || inGo.Wait < 0 {
+			t.Fatalf("Go %v, Lua %v", inGo, inLua)
+		}
+		now += inGo.Reset // the line ended a part of a microsecond ago
+	}
+}
+
+func TestHolesAreBounded(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+	s, p := server{rdb: rdb, key: "holes"}, process{r.NewState()}
+	var receipts []driver.Request
+	for range 2200 {
+		take := driver.Request{Cost: 1, Bound: r.Horizon()}
+		reply := s.run(t, r, epoch, take)[0]
+		p.run(r, epoch, take)
+		receipts = append(receipts, driver.Request{Cost: -1, Receipt: reply.Receipt})
+	}
+	returned := int64(0)
+	for i := 1; i < len(receipts)-1; i += 2 {
+		inGo, inLua := p.run(r, epoch, receipts[i])[0], s.run(t, r, epoch, receipts[i])[0]
+		if inGo != inLua {
+			t.Fatalf("cancel %d: Go %v, Lua %v", i, inGo, inLua)
+		}
+		returned += inLua.Wait
+	}
+	if returned != 1000 {
+		t.Errorf("%d permits came back", returned)
+	}
+	if bytes, _ := s.stored(); len(bytes) > 16_000 {
+		t.Errorf("%d bytes of state", len(bytes))
+	}
+	for i := range int64(1000) { // each of them goes to the next that asks
+		if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon()})[0]; reply.Wait != (2*i+1)*second {
+			t.Fatalf("open place %d: %v", i, reply)
+		}
+	}
+	if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon()})[0]; reply.Wait != 2200*second {
+		t.Errorf("after the last: %v", reply)
+	}
+}

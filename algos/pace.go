@@ -1,6 +1,10 @@
 package algos
 
-import "math/bits"
+import (
+	"fmt"
+	"math/bits"
+	"time"
+)
 
 // A pace is a rate in lowest terms: rate permits in per microseconds. It converts between permits and time without
 // losing anything: a span of time is whole microseconds and a part of one, counted in 1/rate µs.
@@ -8,6 +12,35 @@ import "math/bits"
 // The bounds of newPace keep every product below 2^53, where the numbers of Lua stop being exact.
 type pace struct {
 	rate, per int64
+}
+
+// newPace checks the rate and period of an algorithm, which is named in the error.
+func newPace(algorithm string, rate int, per time.Duration) (pace, error) {
+	switch {
+	case rate < 1:
+		return pace{}, fmt.Errorf("%w: %s.Rate is %d; it must be at least 1", ErrInvalid, algorithm, rate)
+	case per < time.Microsecond || per%time.Microsecond != 0:
+		return pace{}, fmt.Errorf("%w: %s.Per is %v; it must be a whole number of microseconds, at least 1", ErrInvalid, algorithm, per)
+	}
+	p := pace{int64(rate), per.Microseconds()}
+	d := gcd(p.rate, p.per)
+	p.rate, p.per = p.rate/d, p.per/d
+	switch {
+	case p.rate/p.per >= maxPerMicro:
+		return pace{}, fmt.Errorf("%w: %s: a rate of %d per %v is too fast; it must be below a billion a second", ErrInvalid, algorithm, rate, per)
+	case p.rate > maxRate:
+		return pace{}, fmt.Errorf("%w: %s: a rate of %d per %v cannot be held exactly; in lowest terms its numerator must be below 2^24", ErrInvalid, algorithm, rate, per)
+	case p.per > maxSpan:
+		return pace{}, fmt.Errorf("%w: %s: a rate of %d per %v is too slow; in lowest terms its period may be at most 2^45 µs (about 407 days)", ErrInvalid, algorithm, rate, per)
+	}
+	return p, nil
+}
+
+func gcd(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // span is how long n permits take.

@@ -16,11 +16,12 @@ var tokenBucketLua string
 // In any stretch of time of length w it grants at most Burst + Rate × w/Per permits, reservations included.
 //
 // Per is a whole number of microseconds. Rate/Per in lowest terms must have a numerator below 2^24 and a denominator
-// of at most 2^45 µs (about 407 days): from one permit a year to ten million a second and more, below a billion. Filling an empty bucket must
-// take no more than 2^45 µs either.
+// of at most 2^45 µs (about 407 days): from one permit a year to ten million a second and more, below a billion.
+// Filling an empty bucket must take no more than 2^45 µs either.
 //
-// Slots are promised up to 2^45 µs ahead, and up to 2^45 permits. Giving back is exact: permits cancelled at the end of the queue are as if
-// never taken, permits cancelled in the middle of it stand open, at their place, for whoever comes next and fits.
+// Slots are promised up to 2^45 µs ahead, and up to 2^45 permits. Giving back is exact: permits cancelled at the end of
+// the queue are as if never taken, permits cancelled in the middle of it stand open, at their place, for whoever comes
+// next and fits.
 //
 // The parameters may change while the limiter is in use: what has been taken stays taken, counted in permits, and the
 // next call decides by its own. Slots given out before keep their time, so while they last they may come on top of what
@@ -36,40 +37,22 @@ type TokenBucket struct {
 
 // Rule implements Algorithm.
 func (b TokenBucket) Rule() (Rule, error) {
-	switch {
-	case b.Rate < 1:
-		return nil, fmt.Errorf("%w: TokenBucket.Rate is %d; it must be at least 1", ErrInvalid, b.Rate)
-	case b.Per < time.Microsecond || b.Per%time.Microsecond != 0:
-		return nil, fmt.Errorf("%w: TokenBucket.Per is %v; it must be a whole number of microseconds, at least 1", ErrInvalid, b.Per)
-	case b.Burst < 1:
-		return nil, fmt.Errorf("%w: TokenBucket.Burst is %d; it must be at least 1", ErrInvalid, b.Burst)
+	p, err := newPace("TokenBucket", b.Rate, b.Per)
+	if err != nil {
+		return nil, err
 	}
-	rate, per, burst := int64(b.Rate), b.Per.Microseconds(), int64(b.Burst)
-	d := gcd(rate, per)
-	p := pace{rate / d, per / d}
+	burst := int64(b.Burst)
 	switch {
-	case p.rate/p.per >= maxPerMicro:
-		return nil, fmt.Errorf("%w: TokenBucket: a rate of %d per %v is too fast; it must be below a billion a second", ErrInvalid, b.Rate, b.Per)
-	case p.rate > maxRate:
-		return nil, fmt.Errorf("%w: TokenBucket: a rate of %d per %v cannot be held exactly; in lowest terms its numerator must be below 2^24", ErrInvalid, b.Rate, b.Per)
-	case p.per > maxSpan:
-		return nil, fmt.Errorf("%w: TokenBucket: a rate of %d per %v is too slow; in lowest terms its period may be at most 2^45 µs (about 407 days)", ErrInvalid, b.Rate, b.Per)
+	case burst < 1:
+		return nil, fmt.Errorf("%w: TokenBucket.Burst is %d; it must be at least 1", ErrInvalid, burst)
 	case burst > maxPermits || p.permits(maxSpan, 0) < burst:
-		return nil, fmt.Errorf("%w: TokenBucket.Burst is %d; at %d per %v an empty bucket would take more than 2^45 µs to fill", ErrInvalid, b.Burst, b.Rate, b.Per)
+		return nil, fmt.Errorf("%w: TokenBucket.Burst is %d; at %d per %v an empty bucket would take more than 2^45 µs to fill", ErrInvalid, burst, b.Rate, b.Per)
 	}
 	r := &tokenBucket{pace: p, burst: burst}
 	r.room, r.part = p.span(burst)
 	// No slot lies further off than maxSpan, and no more than maxPermits are reserved ahead.
-	us, _ := p.span(min(maxPermits, p.permits(maxSpan, 0)))
-	r.horizon = us
+	r.horizon, _ = p.span(min(maxPermits, p.permits(maxSpan, 0)))
 	return r, nil
-}
-
-func gcd(a, b int64) int64 {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
 }
 
 // tokenBucket is the checked TokenBucket.

@@ -60,7 +60,7 @@ type StoreError struct {
 	// such a call may be charged; where its reply still comes in, they are given back. If Unknown is false, the call
 	// changed nothing: no permit was charged, or given back, or forgotten.
 	Unknown bool
-	// Err is the cause, without the limiter's key.
+	// Err is the cause, without the limiter's key in its text. What it wraps in turn may quote it.
 	Err error
 }
 

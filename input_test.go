@@ -68,14 +68,15 @@ func TestNewRefusesWhatNoBucketCanHold(t *testing.T) {
 func TestNewRefusesWhatIsNotThere(t *testing.T) {
 	store := headgate.Memory()
 	for name, build := range map[string]func() (*headgate.Limiter, error){
-		"no store":             func() (*headgate.Limiter, error) { return headgate.New(nil, "k", slow) },
-		"no key":               func() (*headgate.Limiter, error) { return headgate.New(store, "", slow) },
-		"no algorithm":         func() (*headgate.Limiter, error) { return headgate.New(store, "k", nil) },
-		"an empty name":        func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithName("")) },
-		"an empty prefix":      func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("")) },
-		"a prefix with braces": func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("{a}")) },
-		"no client":            func() (*headgate.Limiter, error) { return headgate.New(headgate.Redis(nil), "k", slow) },
-		"no option":            func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, nil) },
+		"no store":              func() (*headgate.Limiter, error) { return headgate.New(nil, "k", slow) },
+		"no key":                func() (*headgate.Limiter, error) { return headgate.New(store, "", slow) },
+		"no algorithm":          func() (*headgate.Limiter, error) { return headgate.New(store, "k", nil) },
+		"an empty name":         func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithName("")) },
+		"an empty prefix":       func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("")) },
+		"a prefix of two lines": func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("a\nb")) },
+		"a prefix with braces":  func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("{a}")) },
+		"no client":             func() (*headgate.Limiter, error) { return headgate.New(headgate.Redis(nil), "k", slow) },
+		"no option":             func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, nil) },
 		"a negative longest wait": func() (*headgate.Limiter, error) {
 			return headgate.New(store, "k", slow, headgate.WithMaxWait(-1))
 		},

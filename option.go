@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // An Option changes what New builds.
@@ -22,11 +23,11 @@ func WithName(name string) Option {
 }
 
 // WithPrefix sets what all of the limiter's keys begin with, before a colon. The default is "hg". Limiters under
-// different prefixes never meet.
+// different prefixes never meet. A prefix has no braces and no control characters.
 func WithPrefix(prefix string) Option {
 	return func(l *Limiter) error {
-		if prefix == "" || strings.ContainsAny(prefix, "{}") {
-			return invalidf("WithPrefix: the prefix must not be empty and must not contain braces")
+		if prefix == "" || strings.ContainsAny(prefix, "{}") || strings.ContainsFunc(prefix, unicode.IsControl) {
+			return invalidf("WithPrefix: the prefix must not be empty, nor contain braces or control characters")
 		}
 		l.prefix = prefix
 		return nil

@@ -61,7 +61,7 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 	} else {
 		reply, err = bounded(ctx,
 			func(ctx context.Context) (driver.Reply, error) { return s.call(ctx, p, key, request) },
-			func(late driver.Reply) { s.giveBackLate(p, key, request, late) })
+			func(late driver.Reply) { s.giveBackLate(context.WithoutCancel(ctx), p, key, request, late) })
 	}
 	if err == nil {
 		return grant{Reply: reply}, nil
@@ -74,11 +74,11 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 }
 
 // giveBackLate returns what was granted to a caller who had left when the reply came.
-func (s *redisStore) giveBackLate(p *plan, key string, request driver.Request, late driver.Reply) {
+func (s *redisStore) giveBackLate(ctx context.Context, p *plan, key string, request driver.Request, late driver.Reply) {
 	if request.Cost < 0 || late.Wait < 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), lateFor)
+	ctx, cancel := context.WithTimeout(ctx, lateFor)
 	defer cancel()
 	// If this fails the permits drain as if used: nobody is over the limit for it.
 	_, _ = s.call(ctx, p, key, driver.Request{Cost: -request.Cost, Receipt: late.Receipt})

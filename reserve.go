@@ -2,6 +2,7 @@ package headgate
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,11 +77,12 @@ func (l *Limiter) reserve(ctx context.Context, r *Reservation, n int, bound time
 	return d, nil
 }
 
-// Delay is how long until the slot, zero from then on. Once it has returned zero the permits count as used.
+// Delay is how long until the slot, zero from then on. Once it has returned zero the permits count as used. The slot of
+// a cancelled reservation never comes: its Delay is the longest Duration.
 func (r *Reservation) Delay() time.Duration {
 	delay := r.untilSlot()
-	if delay == 0 {
-		r.use()
+	if r.state.Load() == cancelled || delay == 0 && !r.use() {
+		return math.MaxInt64
 	}
 	return delay
 }

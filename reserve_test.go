@@ -154,11 +154,6 @@ func TestChangingParametersUnderReservations(t *testing.T) {
 	})
 }
 
-// golang/go #56924, with a third call and a cancel. x/time/rate leaves 4. Were the two that wait for tick 7 counted
-// as used, 20-15-2+3 = 6 would be left; but they will be used later, so 8 can go now, and the two still have theirs.
-// gocryptotrader #2371: three reserved at one instant, cancelled in reverse, left -6e-8 of a permit at 60 a second.
-// Kevlar #15 and others: the queue behind a cancelled head, middle or tail keeps its slots, and a thousand rounds of
-// queueing and cancelling leave no debt.
 func TestReadyAndAfterFuncFireAtTheSlot(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, store headgate.Store) {
 		l := newLimiter(t, store, perTick(1, 1))
@@ -191,7 +186,6 @@ func TestReadyAndAfterFuncFireAtTheSlot(t *testing.T) {
 	})
 }
 
-// Whoever was told that the slot has come may be using the permits, at that very instant.
 // No limiter promises a slot further ahead than its algorithm can hold.
 func TestASlotBeyondTheHorizonIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -237,5 +231,3 @@ func TestTenThousandPendingReservationsHoldNoGoroutine(t *testing.T) {
 		}
 	})
 }
-
-// A timer that nobody stopped would keep a cancelled reservation alive until its slot.

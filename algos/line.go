@@ -2,6 +2,7 @@ package algos
 
 import (
 	_ "embed"
+	"math"
 	"slices"
 )
 
@@ -17,6 +18,7 @@ const (
 	maxPermits  = 1 << 45   // a burst, and the permits reserved ahead
 	foldAbove   = 1 << 47   // permits or µs of one busy period, beyond which it is counted anew
 	maxDebt     = 1 << 51   // µs: 71 years, which is all that a line owes after a change to a slower pace
+	spareUnit   = 1 << 40   // parts of a µs
 	maxHoles    = 1000      // what a call may have to look through: a third of a millisecond of Redis's time
 )
 
@@ -33,6 +35,7 @@ type busyPeriod struct {
 	start  int64 // where the line begins
 	taken  int64 // places on the line so far
 	name   int64 // how receipts call it: the start that it was born with
+	spare  int64 // what convert rounded start up by, in 1/spareUnit µs
 	holes  []hole
 	exists bool
 }
@@ -103,14 +106,24 @@ func (l *line) refill(p pace) {
 }
 
 // convert recounts the line at another pace: the debt stays the same number of permits, up to maxDebt. The part of a
-// permit that has drained is scaled and rounded, by at most a microsecond, toward more debt. A line that would be too
-// long to count at the new pace is counted anew, from what is owed; what was reserved before can no longer be given
-// back then.
+// permit that has drained is scaled and rounded toward more debt, by a microsecond or two. The next convert takes that
+// into account: processes with different parameters that take turns on one key, as during a deploy, would add it up
+// otherwise. A line that would be too long to count at the new pace is counted anew, from what is owed; what was
+// reserved before can no longer be given back then.
 func (l *line) convert(p pace) {
 	old := l.pace
 	owed := old.permits(l.debt, l.part)
 	us, part := old.span(owed)
-	rest := float64(l.debt-us) + float64(l.part-part)/float64(old.rate)
+	rest := float64(l.debt-us) + float64(l.part-part)/float64(old.rate) - float64(l.spare)/spareUnit
+	if rest < 0 { // a permit of a fast pace may take less than what was rounded up
+		each := float64(old.per) / float64(old.rate)
+		permits := math.Ceil(-rest / each)
+		owed -= int64(permits)
+		rest = max(rest+float64(permits*each), 0)
+	}
+	if owed < 0 {
+		owed, rest = 0, 0
+	}
 	l.pace = p
 	// Each operation is rounded on its own, as Lua does it.
 	rest = float64(rest*float64(old.rate)) / float64(old.per)
@@ -133,6 +146,8 @@ func (l *line) convert(p pace) {
 		l.name = l.start
 	}
 	l.measure()
+	spare := float64(l.debt-us) + float64(l.part-part)/float64(l.rate) - rest
+	l.spare = max(int64(spare*spareUnit), 0)
 }
 
 // ceilUp rounds up, and over what the operations before may have rounded off.
@@ -145,7 +160,7 @@ func ceilUp(x float64) float64 {
 }
 
 // fold restarts the count of a busy period that has lasted for years, a whole number of periods later. What was
-// reserved before can no longer be given back.
+// reserved before can no longer be given back, and what was given back before is closed.
 func (l *line) fold() {
 	periods := (l.now - l.start) / l.per
 	l.start += periods * l.per

@@ -7,7 +7,8 @@
 --         14-19  permits taken since the start
 --         20-22  rate } in lowest terms, as they were
 --         23-28  per  } at the last save, per in µs
---   then "@N,"   the name of the busy period, where it is not its start (the clock went back, or the pace changed)
+--   then "@N+S," where it is not its start (the clock went back, or the pace changed), the name of the busy period, and
+--                what the start was rounded up by, in 2^-40 µs
 --   then "F-T,"  for each hole, in order: permits F+1 to T were given up
 --
 -- span and permits: see pace.go.
@@ -39,7 +40,7 @@ local function permits(us, part, rate, per)
 end
 
 local elapsed, taken, name, holes = 0, 0, now, '' -- elapsed: from the start of the busy period to now
-local debt, part, begun = 0, 0, 0
+local debt, part, begun, spare = 0, 0, 0, 0
 local state = call('GET', KEYS[1])
 if state then
   local length = #state
@@ -54,8 +55,8 @@ if state then
   if at >= 0x20000000000000 or rate0 == 0 or per0 == 0 then return redis.error_reply(foreign) end
   name = at - elapsed
   if length > 28 then
-    local _, last, moved = string.find(state, '^@(%-?%d+),', 29)
-    if moved then name = moved + 0 end
+    local _, last, moved, rounded = string.find(state, '^@(%-?%d+)%+(%d+),', 29)
+    if moved then name, spare = moved + 0, rounded + 0 end
     holes = string.sub(state, (last or 28) + 1)
   end
   if now < at then
@@ -71,13 +72,20 @@ if state then
   local repaced = rate0 ~= rate or per0 ~= per
   local long = taken >= 0x800000000000 or elapsed >= 0x800000000000 -- foldAbove
   if debt < -1 or debt == -1 and part == 0 or (repaced or long) and debt < 0 then
-    elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
+    elapsed, taken, name, holes, debt, part, spare = 0, 0, now, '', 0, 0, 0
   else
     if repaced then -- convert
       changed = true -- even if nothing is granted: what drains from now on drains at the new pace
       local owed = permits(debt, part, rate0, per0)
       local us, p = span(owed, rate0, per0)
-      local rest = ((debt - us) + (part - p) / rate0) * rate0 / per0 * per / rate
+      local rest = (debt - us) + (part - p) / rate0 - spare / 0x10000000000
+      if rest < 0 then
+        local each = per0 / rate0
+        local n = math.ceil(-rest / each)
+        owed, rest = owed - n, math.max(rest + n * each, 0)
+      end
+      if owed < 0 then owed, rest = 0, 0 end
+      rest = rest * rate0 / per0 * per / rate
       local most = permits(0x8000000000000, 0, rate, per) -- maxDebt
       if owed > most then owed, rest = most, 0 end
       local anew = taken > permits(0x10000000000000, 0, rate, per) -- 2 * maxDebt
@@ -89,6 +97,7 @@ if state then
       if elapsed < 0 then elapsed = 0 end
       if anew then name = now - elapsed end
       debt, part = line - elapsed, line_part
+      spare = math.max(floor(((debt - us) + (part - p) / rate - rest) * 0x10000000000), 0)
     end
     if taken >= 0x800000000000 or elapsed >= 0x800000000000 then -- fold
       local periods = floor(elapsed / per)
@@ -148,7 +157,7 @@ if period == name and from >= 0 and to <= taken and to > gone then
   if to == taken then -- the tail
     taken = from
     while holes ~= '' do
-      local first, _, a, b = string.find(holes, '(%d+)%-(%d+),$')
+      local first, _, a, b = string.find(holes, '(%d+)%-(%d+),$', math.max(#holes - 40, 1)) -- the last is no longer
       if b + 0 ~= taken then break end
       taken = a + 0
       holes = string.sub(holes, 1, first - 1)
@@ -156,7 +165,7 @@ if period == name and from >= 0 and to <= taken and to > gone then
     debt, part = span(taken, rate, per)
     debt = debt - elapsed
     if taken == 0 or debt < -1 or debt == -1 and part == 0 then
-      elapsed, taken, name, holes, debt, part = 0, 0, now, '', 0, 0
+      elapsed, taken, name, holes, debt, part, spare = 0, 0, now, '', 0, 0, 0
     end
     wait = to - math.max(from, gone)
   else -- the middle
@@ -192,8 +201,8 @@ if taken == 0 then
 else
   local moved = ''
   -- The TTL is rounded up, and one more: Redis counts it from the millisecond in which the call began.
-  local ttl = floor((debt + 1000) / 1000) + 1
-  if name ~= now - elapsed then moved = string.format('@%.0f,', name) end
+  local ttl = floor((debt + (part > 0 and 1000 or 999)) / 1000) + 1
+  if name ~= now - elapsed or spare > 0 then moved = string.format('@%.0f+%.0f,', name, spare) end
   call('SET', KEYS[1], char(
     now % 256, floor(now / 0x100) % 256, floor(now / 0x10000) % 256, floor(now / 0x1000000) % 256,
     floor(now / 0x100000000) % 256, floor(now / 0x10000000000) % 256, floor(now / 0x1000000000000),

@@ -12,6 +12,7 @@ import (
 	"github.com/headgate-go/headgate/internal/redistest"
 )
 
+// brandur/redis-cell #54 refuses after a raise. Here what was used stays used, in permits, and the rest is the caller's.
 func TestChangingTheParametersKeepsWhatWasTaken(t *testing.T) {
 	rdb := redistest.Start(t).Client()
 	perSecond := func(rate, burst int) algos.TokenBucket {
@@ -51,12 +52,8 @@ func TestChangingTheParametersKeepsWhatWasTaken(t *testing.T) {
 	}
 }
 
-// redis/redis #1118 and others: Lua prints numbers of more than 14 digits as 1.7e+15.
-// throttled #26, apisix PR #12605: a TTL rounded down makes a limiter forget what is owed. Within one script the clock
-// of TTLs stands still.
-// A busy period whose line ended within the last microsecond is not folded: it is about to be over.
-// However many cancel in the middle of a queue, what a call must look through is bounded, and what is beyond drains.
-
+// The bound under changing rates, of requests that go now: whatever the rate and burst were when, no stretch of time
+// holds more than the largest burst and what the rates brought. A rate holds from the first call that has it.
 func TestNoChangeOfParametersOverfillsTheBucket(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		kinds := rapid.SliceOfN(buckets(), 2, 3).Draw(t, "buckets")
@@ -109,6 +106,7 @@ func TestNoChangeOfParametersOverfillsTheBucket(t *testing.T) {
 	})
 }
 
+// A changed rate counts from the first call that has it, be it refused: what it says holds.
 func TestRetryAfterIsExactAfterAChangeOfParameters(t *testing.T) {
 	check(t, func(t *rapid.T) {
 		before, after := buckets().Draw(t, "before"), buckets().Draw(t, "after")
@@ -146,6 +144,32 @@ func TestRetryAfterIsExactAfterAChangeOfParameters(t *testing.T) {
 			if late := p.ask(r, now-reply.Wait, cost, 0); late.Wait != 0 {
 				t.Fatalf("refused at retry-after: %d", late.Wait)
 			}
+		}
+	})
+}
+
+// Processes with different parameters that take turns on one key, as during a deploy: what each change rounds up is not
+// added up, so that the limiter drains however often they are refused.
+func TestTakingTurnsWithDifferentParametersAddsNoDebt(t *testing.T) {
+	check(t, func(t *rapid.T) {
+		one, other := buckets().Draw(t, "one"), buckets().Draw(t, "other")
+		a, b := rule(t, one), rule(t, other)
+		p := process{a.NewState()}
+		cost := int64(one.Burst)
+		p.ask(a, epoch, cost, 0)
+		now := epoch + min(steps(one).Draw(t, "pause"), rule(t, one).Horizon())
+		p.ask(b, now, 1, driver.Ask)
+		first := p.ask(a, now, cost, driver.Ask)
+		for range 500 {
+			p.ask(b, now, 1, driver.Ask)
+			p.ask(a, now, cost, driver.Ask)
+		}
+		// A microsecond or two, and what 2^-40 µs at the other rate is worth at this one, each time.
+		mine, _ := permitTime(one).Float64()
+		others, _ := permitTime(other).Float64()
+		most := int64(2 + 1000*(mine/others+mine/1000)/(1<<40))
+		if last := p.ask(a, now, cost, driver.Ask); last.Wait < first.Wait-most || last.Wait > first.Wait+most {
+			t.Fatalf("%d µs to wait; %d after a thousand turns", -first.Wait-1, -last.Wait-1)
 		}
 	})
 }

@@ -110,6 +110,3 @@ func TestAServerClockSetBackByAnHourCostsAtMostTheDebt(t *testing.T) {
 		t.Errorf("an hour later: %+v", got)
 	}
 }
-
-// A busy period that never ends: its count starts anew after years, and nobody notices.
-// brandur/redis-cell #54 refuses after a raise. Here what was used stays used, in permits, and the rest is the caller's.

@@ -304,7 +304,3 @@ func TestABatchAnswersAsIfOneByOne(t *testing.T) {
 		}
 	})
 }
-
-// The bound under changing rates, of requests that go now: whatever the rate and burst were when, no stretch of time
-// holds more than the largest burst and what the rates brought. A rate holds from the first call that has it.
-// A changed rate counts from the first call that has it, be it refused: what it says holds.

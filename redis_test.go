@@ -127,31 +127,44 @@ func TestForeignDataIsAnErrorAndNeverADecision(t *testing.T) {
 // The least that Headgate needs of an ACL, and that it touches no key but its own.
 func TestTheLeastACLSuffices(t *testing.T) {
 	ctx := context.Background()
-	server := redistest.Start(t)
-	admin := server.Client()
-	if err := admin.Do(ctx, "ACL", "SETUSER", "headgate", "on", ">pw", "resetkeys", "~mine:*", "resetchannels", "nocommands",
-		"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pttl", "+hello", "+client|setinfo", "+client|maint_notifications").Err(); err != nil {
-		if err := admin.Do(ctx, "ACL", "SETUSER", "headgate", "on", ">pw", "resetkeys", "~mine:*", "resetchannels", "nocommands",
-			"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pttl", "+hello").Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	rdb := server.Client(func(o *redis.Options) { o.Username, o.Password = "headgate", "pw" })
-	l := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("mine"))
-	allowN(t, l, 1000)
-	first, second := reserve(t, l, 1), reserve(t, l, 1)
-	cancel(t, first)
-	cancel(t, second)
-	if _, err := l.Peek(ctx); err != nil {
-		t.Error(err)
-	}
-	if err := l.Reset(ctx); err != nil {
-		t.Error(err)
-	}
-	_, err := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("other")).For("secret-user").Allow(ctx)
-	wantUnknown(t, err, false)
-	if !redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "secret-user") {
-		t.Errorf("another prefix: %v", err)
+	least := []any{"ACL", "SETUSER", "headgate", "on", ">pw", "resetkeys", "~mine:*", "resetchannels", "nocommands",
+		"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pttl", "+hello"}
+	for name, connect := range map[string]func(t *testing.T) redis.UniversalClient{
+		"standalone": func(t *testing.T) redis.UniversalClient {
+			server := redistest.Start(t)
+			if err := server.Client().Do(ctx, least...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			return redis.NewClient(&redis.Options{Addr: server.Addr, Username: "headgate", Password: "pw"})
+		},
+		"cluster": func(t *testing.T) redis.UniversalClient {
+			server := redistest.Cluster(t, 1)[0]
+			if err := server.Client().Do(ctx, append(least, "+cluster|slots", "+command", "+asking")...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{server.Addr}, Username: "headgate", Password: "pw"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rdb := connect(t)
+			defer rdb.Close()
+			l := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("mine"))
+			allowN(t, l, 1000)
+			first, second := reserve(t, l, 1), reserve(t, l, 1)
+			cancel(t, first)
+			cancel(t, second)
+			if _, err := l.Peek(ctx); err != nil {
+				t.Error(err)
+			}
+			if err := l.Reset(ctx); err != nil {
+				t.Error(err)
+			}
+			_, err := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("other")).For("secret-user").Allow(ctx)
+			wantUnknown(t, err, false)
+			if !redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "secret-user") {
+				t.Errorf("another prefix: %v", err)
+			}
+		})
 	}
 }
 

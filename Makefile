@@ -29,4 +29,5 @@ redis:
 		command -v apt-get >/dev/null || { \
 			echo "redis-server is missing. Install Redis 6 or later (brew install redis, dnf install redis, …) and try again."; exit 1; }; \
 		if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-		$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends redis-server; }
+		$$sudo apt-get update -qq && \
+		$$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server; }

@@ -108,11 +108,13 @@ if state then
     if holes ~= '' then -- trim
       if elapsed > 0 then begun = permits(elapsed - 1, 0, rate, per) + 1 end
       local gone = math.min(permits(elapsed, 0, rate, per), begun)
-      while true do
-        local _, last, to = string.find(holes, '^%d+%-(%d+),')
-        if not last or to + 0 > gone then break end
-        holes = string.sub(holes, last + 1)
+      local keep = 1
+      local _, last, to = string.find(holes, '%d+%-(%d+),')
+      while last and to + 0 <= gone do
+        keep = last + 1
+        _, last, to = string.find(holes, '%d+%-(%d+),', keep)
       end
+      holes = string.sub(holes, keep)
     end
   end
 end

@@ -320,3 +320,36 @@ func TestSmallBurstsAreLimited(t *testing.T) {
 		}
 	})
 }
+
+// redis-cell #80, #50 and #11: short intervals collapse, and each of three calls leaves all permits. governor's twenty
+// at once, and x/time/rate's TestLimiterNoTruncationErrors.
+func TestEachImmediateCallTakesExactlyOne(t *testing.T) {
+	for name, bucket := range map[string]algos.TokenBucket{
+		"2000 a second, one at a time": {Rate: 2000, Per: time.Second, Burst: 1},
+		"1500 a second":                {Rate: 1500, Per: time.Second, Burst: 20},
+		"1000 a minute":                {Rate: 1000, Per: time.Minute, Burst: 1000},
+		"8000 a second":                {Rate: 8000, Per: time.Second, Burst: 8000},
+		"a million a second":           {Rate: 1_000_000, Per: time.Second, Burst: 30},
+		"one a day":                    {Rate: 1, Per: 24 * time.Hour, Burst: 3},
+		"20 a second":                  {Rate: 20, Per: time.Second, Burst: 20},
+		"10 in 13 seconds":             {Rate: 10, Per: 13 * time.Second, Burst: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				l := newLimiter(t, headgate.Memory(), bucket)
+				for k := 1; k <= bucket.Burst; k++ {
+					if d := allowN(t, l, 1); !d.Allowed || d.Remaining != bucket.Burst-k {
+						t.Fatalf("call %d: %+v", k, d)
+					}
+				}
+				if d := allowN(t, l, 1); d.Allowed {
+					t.Errorf("one more: %+v", d)
+				}
+				time.Sleep(bucket.Per)
+				if d, err := l.Peek(context.Background()); err != nil || d.Remaining != min(bucket.Burst, bucket.Rate) {
+					t.Errorf("a period later: %+v, %v", d, err)
+				}
+			})
+		})
+	}
+}

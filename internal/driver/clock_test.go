@@ -110,3 +110,35 @@ func TestAServerClockSetBackByAnHourCostsAtMostTheDebt(t *testing.T) {
 		t.Errorf("an hour later: %+v", got)
 	}
 }
+
+// x/time/rate's TestReserveJumpBack and TestReserveJumpBackCancel, by clients whose clocks disagree. There a caller who
+// is behind takes the limiter back with them, and each later slot is a tick sooner than what was granted allows; here a
+// slot is a tick later than in those tables, and the cancelled one goes to the next that fits.
+func TestReservingByAClockThatIsBehind(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 10, Per: time.Second, Burst: 2})
+	const tick = second / 10
+	type row struct{ at, n, bound, wait int64 } // in ticks; the wait from the furthest clock so far, -1 if refused
+	run := func(t *testing.T, s server, rows []row) (replies []driver.Reply) {
+		t.Helper()
+		for i, row := range rows {
+			reply := s.run(t, r, epoch+row.at*tick, driver.Request{Cost: row.n, Bound: row.bound * tick})[0]
+			if want := row.wait * tick; row.wait >= 0 && reply.Wait != want || row.wait < 0 && reply.Wait >= 0 {
+				t.Errorf("row %d: waits %d µs", i, reply.Wait)
+			}
+			replies = append(replies, reply)
+		}
+		return replies
+	}
+	t.Run("reserving", func(t *testing.T) {
+		run(t, server{rdb: rdb, key: "jump", clientClock: true}, []row{
+			{1, 2, 99, 0}, {0, 1, 99, 1}, {2, 2, 99, 2}, {2, 1, 99, 3}, {0, 2, 1, -1}, {2, 1, 99, 4},
+		})
+	})
+	t.Run("cancelling", func(t *testing.T) {
+		s := server{rdb: rdb, key: "jump and cancel", clientClock: true}
+		replies := run(t, s, []row{{1, 2, 99, 0}, {1, 2, 99, 2}, {1, 1, 99, 3}})
+		s.run(t, r, epoch, driver.Request{Cost: -2, Receipt: replies[1].Receipt})
+		run(t, s, []row{{1, 2, 99, 2}})
+	})
+}

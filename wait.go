@@ -63,6 +63,9 @@ func (r *Reservation) sleep(ctx context.Context, gone <-chan struct{}) error {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) && r.untilSlot() == 0 {
+				break // the slot was at the deadline, and so in time, whichever timer fired first
+			}
 			end(Outcome{Err: ctx.Err()})
 			return r.abandon(ctx, ctx.Err())
 		case <-gone:

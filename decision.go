@@ -28,3 +28,18 @@ const (
 	SourceRedis  Source = "redis"
 	SourceMemory Source = "memory"
 )
+
+// Throttle is the decision as redis-cell's CL.THROTTLE reports it: limited is 1 if the request was refused, 0 if not;
+// capacity and left are permits; retryAfter is in how many seconds the same request would be admitted, -1 if it was
+// now; fullReset is in how many seconds all permits will be there. Seconds are rounded up, so that none of them ends too
+// early. See algos.Funnel for how the two compare.
+func (d Decision) Throttle() (limited, capacity, left, retryAfter, fullReset int64) {
+	retryAfter = -1
+	if !d.Allowed {
+		limited, retryAfter = 1, seconds(d.RetryAfter)
+	}
+	return limited, int64(d.Limit), int64(d.Remaining), retryAfter, seconds(d.ResetAfter)
+}
+
+// seconds rounds up.
+func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }

@@ -144,7 +144,7 @@ func (l *Limiter) decide(ctx context.Context, n int, bound int64) (grant, error)
 	if most := l.plan.rule.Max(); n > most {
 		return grant{}, neverAllowed(n, most)
 	}
-	bound = min(bound, l.plan.rule.Horizon())
+	bound = min(bound, l.plan.rule.Horizon(int64(n)))
 	return l.store.decide(ctx, l.plan, l.key, driver.Request{Cost: int64(n), Bound: bound}, 0)
 }
 

@@ -46,6 +46,7 @@ func ClientClock() RedisOption {
 type redisStore struct {
 	client redis.UniversalClient
 	now    func() int64 // nil for the server's clock
+	ahead  atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
 }
 
 // lateFor bounds the call that gives back what came too late.
@@ -84,16 +85,33 @@ func (s *redisStore) giveBackLate(ctx context.Context, p *plan, key string, requ
 	_, _ = s.call(ctx, p, key, driver.Request{Cost: -request.Cost, Receipt: late.Receipt})
 }
 
-// call runs the script once. A second attempt follows only where the first proves that nothing ran.
+// call runs the script once. A second attempt follows only where the first proves that nothing ran, or answers that
+// nothing was done because this machine's clock is wrong: parameters that are dates then follow the server's.
 func (s *redisStore) call(ctx context.Context, p *plan, key string, request driver.Request) (driver.Reply, error) {
-	args := make([]any, 0, 5+len(p.params)+2) // what a charge takes; the rarer give-back grows it
+	params := p.paramsAt(s.ahead.Load())
+	n, err := s.send(ctx, p, params.args, key, request)
+	if err == nil && len(n) == 1 && params.dated() && ctx.Err() == nil {
+		s.ahead.Store(n[0] - time.Now().UnixMicro())
+		n, err = s.send(ctx, p, p.renew(n[0]).args, key, request)
+	}
+	if err != nil {
+		return driver.Reply{}, err
+	}
+	if len(n) != driver.Integers {
+		return driver.Reply{}, errReply
+	}
+	return driver.ParseReply(n), nil
+}
+
+func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string, request driver.Request) ([]int64, error) {
+	args := make([]any, 0, 5+len(params)+2) // what a charge takes; the rarer give-back grows it
 	args = append(args, "evalsha", p.sha1, 1, key)
 	if s.now == nil {
 		args = append(args, "")
 	} else {
 		args = append(args, s.now())
 	}
-	args = append(args, p.params...)
+	args = append(args, params...)
 	if request.Cost > 0 {
 		args = append(args, request.Cost, request.Bound)
 	} else {
@@ -104,13 +122,7 @@ func (s *redisStore) call(ctx context.Context, p *plan, key string, request driv
 		args[0], args[1] = "eval", p.script.Source
 		n, err = s.run(ctx, args)
 	}
-	if err != nil {
-		return driver.Reply{}, err
-	}
-	if len(n) != driver.Integers {
-		return driver.Reply{}, errReply
-	}
-	return driver.ParseReply(n), nil
+	return n, err
 }
 
 // errReply means that something between here and the server changed the reply: the call has run.

@@ -2,6 +2,9 @@ package headgate
 
 import (
 	"context"
+	"math"
+	"sync/atomic"
+	"time"
 
 	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/driver"
@@ -28,9 +31,18 @@ type grant struct {
 type plan struct {
 	rule   algos.Rule
 	script driver.Script
-	sha1   any   // the script's, as an argument, boxed once
-	params []any // the rule's parameters too
+	sha1   any                    // the script's, as an argument, boxed once
+	params atomic.Pointer[params] // the rule's parameters too, as they were last needed
 }
+
+// params are parameters as arguments, and the instants between which they serve.
+type params struct {
+	args        []any
+	from, until int64 // µs since 1970
+}
+
+// dated tells whether they serve for a time only.
+func (p *params) dated() bool { return p.until != math.MaxInt64 }
 
 func newPlan(algorithm algos.Algorithm) (*plan, error) {
 	if algorithm == nil {
@@ -45,8 +57,29 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{rule: rule, script: script, sha1: script.SHA1}
-	for _, n := range rule.Params() {
-		p.params = append(p.params, n)
-	}
+	p.renew(time.Now().UnixMicro())
 	return p, nil
+}
+
+// renew reads the rule's parameters for a server whose clock shows about now.
+func (p *plan) renew(now int64) *params {
+	numbers, until := p.rule.Params(now)
+	fresh := &params{from: now, until: until}
+	for _, n := range numbers {
+		fresh.args = append(fresh.args, n)
+	}
+	p.params.Store(fresh)
+	return fresh
+}
+
+// paramsAt are the rule's parameters for a server whose clock is ahead of this machine's by so many microseconds.
+func (p *plan) paramsAt(ahead int64) *params {
+	last := p.params.Load()
+	if !last.dated() {
+		return last
+	}
+	if now := time.Now().UnixMicro() + ahead; now < last.from || now >= last.until {
+		return p.renew(now)
+	}
+	return last
 }

@@ -13,7 +13,10 @@
 // microseconds, and permits are whole numbers.
 package algos
 
-import "errors"
+import (
+	"errors"
+	"math"
+)
 
 // ErrInvalid is matched by every error about parameters or arguments that no limiter can work with. It is always
 // reported before any call to a store.
@@ -35,10 +38,12 @@ type Rule interface {
 	Limit() int
 	// Max is the most permits that one request can ever be granted.
 	Max() int
-	// Horizon is the furthest ahead of now, in microseconds, at which the algorithm promises a slot.
-	Horizon() int64
-	// Params are the parameters in the order in which the algorithm's Lua reads them.
-	Params() []int64
+	// Horizon is the furthest ahead of now, in microseconds, at which the algorithm promises a slot for cost permits.
+	Horizon(cost int64) int64
+	// Params are the parameters in the order in which the algorithm's Lua reads them, for a server whose clock shows
+	// about now, and the instant until which they serve. Where a calendar sets the limits they are its dates around
+	// now; the Lua answers with the server's clock instead of a reply if those are the wrong ones.
+	Params(now int64) (params []int64, until int64)
 	// Lua is the algorithm's other half, in sections that the driver puts in its own script.
 	Lua() string
 	// NewState is the state of a limiter that nobody has used yet.
@@ -47,8 +52,8 @@ type Rule interface {
 
 // A State is what one limiter remembers, in process. Its methods are called in this order: Load once, then for each
 // request Earliest and perhaps Take, or GiveBack, and Status after it; Save once, if anything is to be kept. What
-// happens between Load and Save is forgotten by the next Load unless it was saved. A State is not safe for
-// concurrent use.
+// Load changes is forgotten by the next Load unless it was saved; whoever takes or gives back saves. A State is not safe
+// for concurrent use.
 type State interface {
 	// Load brings the saved state to the instant now under rule, which may have other parameters than the one that
 	// saved it. It reports whether the state must be saved even if nothing is taken: true when the clock went back or
@@ -67,6 +72,17 @@ type State interface {
 	// Save keeps what was done since Load.
 	Save()
 }
+
+// A Denier is a State that counts refused requests too.
+type Denier interface {
+	State
+	// Deny counts a request of cost permits that was refused, and reports whether it did. Earliest then tells how long
+	// the next such request would wait.
+	Deny(cost int64) (counted bool)
+}
+
+// forever is how long parameters serve that do not depend on the time.
+const forever = math.MaxInt64
 
 // A Receipt finds permits that were taken, so that they can be given back. Only the algorithm that issued it reads it.
 type Receipt struct {

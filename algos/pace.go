@@ -59,6 +59,12 @@ func (p pace) permits(us, part int64) int64 {
 	return whole*p.rate + int64(n)
 }
 
+// horizon is how far ahead slots at this pace are promised: no further than maxSpan, nor maxPermits.
+func (p pace) horizon() int64 {
+	us, _ := p.span(min(maxPermits, p.permits(maxSpan, 0)))
+	return us
+}
+
 // ceil rounds a span up to whole microseconds.
 func ceil(us, part int64) int64 {
 	if part > 0 {

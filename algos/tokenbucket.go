@@ -41,36 +41,43 @@ func (b TokenBucket) Rule() (Rule, error) {
 	if err != nil {
 		return nil, err
 	}
-	burst := int64(b.Burst)
+	return newTokenBucket("token_bucket", "tb", "TokenBucket.Burst", p, b.Burst)
+}
+
+// newTokenBucket checks the burst, which field names in the error, and fills in the rest.
+func newTokenBucket(name, suffix, field string, p pace, permits int) (Rule, error) {
+	burst := int64(permits)
 	switch {
 	case burst < 1:
-		return nil, fmt.Errorf("%w: TokenBucket.Burst is %d; it must be at least 1", ErrInvalid, burst)
+		return nil, fmt.Errorf("%w: %s is %d; it must be at least 1", ErrInvalid, field, burst)
 	case burst > maxPermits || p.permits(maxSpan, 0) < burst:
-		return nil, fmt.Errorf("%w: TokenBucket.Burst is %d; at %d per %v an empty bucket would take more than 2^45 µs to fill", ErrInvalid, burst, b.Rate, b.Per)
+		return nil, fmt.Errorf("%w: %s is %d; at this rate an empty bucket would take more than 2^45 µs to fill", ErrInvalid, field, burst)
 	}
-	r := &tokenBucket{pace: p, burst: burst}
+	r := &tokenBucket{name: name, suffix: suffix, pace: p, burst: burst, horizon: p.horizon()}
 	r.room, r.part = p.span(burst)
-	// No slot lies further off than maxSpan, and no more than maxPermits are reserved ahead.
-	r.horizon, _ = p.span(min(maxPermits, p.permits(maxSpan, 0)))
 	return r, nil
 }
 
 // tokenBucket is the checked TokenBucket.
 type tokenBucket struct {
+	name, suffix string
 	pace
 	burst      int64
 	room, part int64 // how long a full bucket lasts at its own rate: span(burst)
 	horizon    int64
 }
 
-func (r *tokenBucket) Name() string    { return "token_bucket" }
-func (r *tokenBucket) Suffix() string  { return "tb" }
-func (r *tokenBucket) Limit() int      { return int(r.burst) }
-func (r *tokenBucket) Max() int        { return int(r.burst) }
-func (r *tokenBucket) Horizon() int64  { return r.horizon }
-func (r *tokenBucket) Params() []int64 { return []int64{r.rate, r.per, r.burst} }
-func (r *tokenBucket) Lua() string     { return lineLua + tokenBucketLua }
-func (r *tokenBucket) NewState() State { return new(bucket) }
+func (r *tokenBucket) Name() string        { return r.name }
+func (r *tokenBucket) Suffix() string      { return r.suffix }
+func (r *tokenBucket) Limit() int          { return int(r.burst) }
+func (r *tokenBucket) Max() int            { return int(r.burst) }
+func (r *tokenBucket) Horizon(int64) int64 { return r.horizon }
+func (r *tokenBucket) Lua() string         { return lineLua + tokenBucketLua }
+func (r *tokenBucket) NewState() State     { return new(bucket) }
+
+func (r *tokenBucket) Params(int64) (params []int64, until int64) {
+	return []int64{r.rate, r.per, r.burst}, forever
+}
 
 // bucket is the State of a token bucket: a line whose places may be used up to a full bucket's span before they end.
 type bucket struct {

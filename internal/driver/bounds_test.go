@@ -84,7 +84,8 @@ func TestTheTTLCoversWhatIsOwedToTheMicrosecond(t *testing.T) {
 		}
 		source := strings.Replace(script.Source, "'PX', ttl)", "'PX', ttl)\nreplies = { ttl }", 1)
 		args := []any{""}
-		for _, n := range r.Params() {
+		params, _ := r.Params(epoch)
+		for _, n := range params {
 			args = append(args, n)
 		}
 		ttl, err := rdb.Eval(t.Context(), source, []string{fmt.Sprint("ttl", test.bucket)}, append(args, 1, 0)...).Int64Slice()
@@ -102,7 +103,7 @@ func TestFoldingNeverTakesMoreThanWasTaken(t *testing.T) {
 	s, p := server{rdb: rdb, key: "fold"}, process{r.NewState()}
 	now := int64(epoch)
 	for range 8 {
-		request := driver.Request{Cost: 1 << 45, Bound: r.Horizon()}
+		request := driver.Request{Cost: 1 << 45, Bound: r.Horizon(1)}
 		inGo, inLua := p.run(r, now, request)[0], s.run(t, r, now, request)[0]
 		if inGo != inLua || inGo.Wait < 0 {
 			t.Fatalf("Go %v, Lua %v", inGo, inLua)
@@ -118,7 +119,7 @@ func TestHolesAreBounded(t *testing.T) {
 	s, p := server{rdb: rdb, key: "holes"}, process{r.NewState()}
 	var receipts []driver.Request
 	for range 2200 {
-		take := driver.Request{Cost: 1, Bound: r.Horizon()}
+		take := driver.Request{Cost: 1, Bound: r.Horizon(1)}
 		reply := s.run(t, r, epoch, take)[0]
 		p.run(r, epoch, take)
 		receipts = append(receipts, driver.Request{Cost: -1, Receipt: reply.Receipt})
@@ -138,11 +139,11 @@ func TestHolesAreBounded(t *testing.T) {
 		t.Errorf("%d bytes of state", len(bytes))
 	}
 	for i := range int64(1000) { // each of them goes to the next that asks
-		if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon()})[0]; reply.Wait != (2*i+1)*second {
+		if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon(1)})[0]; reply.Wait != (2*i+1)*second {
 			t.Fatalf("open place %d: %v", i, reply)
 		}
 	}
-	if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon()})[0]; reply.Wait != 2200*second {
+	if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon(1)})[0]; reply.Wait != 2200*second {
 		t.Errorf("after the last: %v", reply)
 	}
 }

@@ -157,7 +157,7 @@ func TestTakingTurnsWithDifferentParametersAddsNoDebt(t *testing.T) {
 		p := process{a.NewState()}
 		cost := int64(one.Burst)
 		p.ask(a, epoch, cost, 0)
-		now := epoch + min(steps(one).Draw(t, "pause"), rule(t, one).Horizon())
+		now := epoch + min(steps(one).Draw(t, "pause"), rule(t, one).Horizon(1))
 		p.ask(b, now, 1, driver.Ask)
 		first := p.ask(a, now, cost, driver.Ask)
 		for range 500 {

@@ -36,7 +36,7 @@ func ParseReply(n []int64) Reply {
 
 // Run answers a batch of requests in order, as if they had come one by one, at the instant now, and writes to replies,
 // which is as long as requests. A batch all of which is refused leaves the state as it was, unless the clock went
-// back or the rule is another one. Run reports whether it saved the state.
+// back, the rule is another one, or the algorithm counts refusals. Run reports whether it saved the state.
 func Run(state algos.State, rule algos.Rule, now int64, requests []Request, replies []Reply) (changed bool) {
 	changed = state.Load(rule, now)
 	for i, request := range requests {
@@ -47,6 +47,10 @@ func Run(state algos.State, rule algos.Rule, now int64, requests []Request, repl
 				reply.Receipt = state.Take(request.Cost)
 				changed = true
 			} else {
+				if denier, ok := state.(algos.Denier); ok && request.Bound != Ask && denier.Deny(request.Cost) {
+					reply.Wait = state.Earliest(request.Cost)
+					changed = true
+				}
 				reply.Wait = request.Bound - reply.Wait
 			}
 		} else {

@@ -13,6 +13,7 @@
 --             remaining  permits that a single request is sure to be granted now
 --             reset      µs until the limiter is as new
 --             period, number  the receipt; 0, 0 where nothing was taken
+--           or a single integer, the clock, if the parameters are dates and do not cover it: nothing was done then
 -- Writes    KEYS[1], with a TTL that covers reset, if it granted or gave back, or the clock went back, or the parameters
 --           changed, or the TTL was missing. Nothing otherwise.
 local floor, byte, char, call = math.floor, string.byte, string.char, redis.call
@@ -39,6 +40,7 @@ while ARGV[i] do
       changed = true
       --@take
     else
+      --@deny
       wait = bound - wait
     end
   else

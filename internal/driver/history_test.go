@@ -114,7 +114,7 @@ func TestNoHistoryOverfillsTheBucket(t *testing.T) {
 				continue
 			}
 			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
-			bound := rapid.SampledFrom([]int64{0, step.Draw(t, "bound"), r.Horizon()}).Draw(t, "bound")
+			bound := rapid.SampledFrom([]int64{0, step.Draw(t, "bound"), r.Horizon(1)}).Draw(t, "bound")
 			reply := p.ask(r, now, cost, bound)
 			if reply.Wait < 0 {
 				exactRetry(t, &p, r, now, cost, bound, -reply.Wait)
@@ -187,7 +187,7 @@ func TestWithoutCancelsSlotsGoOutInOrder(t *testing.T) {
 		now, last := int64(epoch), int64(0)
 		for range 30 {
 			now += steps(b).Draw(t, "pause")
-			reply := p.ask(r, now, int64(rapid.IntRange(1, b.Burst).Draw(t, "cost")), r.Horizon())
+			reply := p.ask(r, now, int64(rapid.IntRange(1, b.Burst).Draw(t, "cost")), r.Horizon(1))
 			if reply.Wait >= 0 {
 				if now+reply.Wait < last {
 					t.Fatalf("a later request overtakes: %d after %d", now+reply.Wait, last)
@@ -224,7 +224,7 @@ func TestCancellingAllThatWaitLeavesNoTrace(t *testing.T) {
 		var waiting []use
 		for range rapid.IntRange(1, 20).Draw(t, "waiters") {
 			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
-			reply := with.ask(r, now, cost, r.Horizon())
+			reply := with.ask(r, now, cost, r.Horizon(1))
 			if reply.Wait == 0 { // used at once, so it is part of both pasts
 				without.ask(r, now, cost, 0)
 			} else if reply.Wait > 0 {
@@ -252,7 +252,7 @@ func TestACancelledSlotGoesToTheNextThatFits(t *testing.T) {
 		var uses []use
 		for range rapid.IntRange(2, 20).Draw(t, "waiters") {
 			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
-			if reply := p.ask(r, now, cost, r.Horizon()); reply.Wait >= 0 {
+			if reply := p.ask(r, now, cost, r.Horizon(1)); reply.Wait >= 0 {
 				uses = append(uses, use{slot: now + reply.Wait, cost: cost, receipt: reply.Receipt})
 			}
 		}
@@ -261,7 +261,7 @@ func TestACancelledSlotGoesToTheNextThatFits(t *testing.T) {
 			t.Fatalf("%d permits of %d came back", back.Wait, gone.cost)
 		}
 		cost := int64(rapid.IntRange(1, int(gone.cost)).Draw(t, "cost"))
-		if reply := p.ask(r, now, cost, r.Horizon()); now+reply.Wait > gone.slot {
+		if reply := p.ask(r, now, cost, r.Horizon(1)); now+reply.Wait > gone.slot {
 			t.Fatalf("the slot in %d µs was given up, the next request waits %d µs", gone.slot-now, reply.Wait)
 		}
 		if again := p.run(r, now, driver.Request{Cost: -gone.cost, Receipt: gone.receipt})[0]; cost < gone.cost && again.Wait != 0 && gone != uses[len(uses)-1] {
@@ -289,7 +289,7 @@ func TestABatchAnswersAsIfOneByOne(t *testing.T) {
 				}
 				requests = append(requests, driver.Request{
 					Cost:  int64(rapid.IntRange(1, b.Burst).Draw(t, "cost")),
-					Bound: rapid.SampledFrom([]int64{0, driver.Ask, r.Horizon()}).Draw(t, "bound"),
+					Bound: rapid.SampledFrom([]int64{0, driver.Ask, r.Horizon(1)}).Draw(t, "bound"),
 				})
 			}
 			replies := batched.run(r, now, requests...)

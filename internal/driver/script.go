@@ -36,7 +36,7 @@ func NewScript(rule algos.Rule) (Script, error) {
 			continue
 		}
 		body, ok := sections[name]
-		if !ok {
+		if !ok && name != "deny" { // few algorithms count refusals
 			return Script{}, fmt.Errorf("headgate: the Lua of %s has no section %s", rule.Name(), name)
 		}
 		source.WriteString(body)

@@ -52,7 +52,8 @@ func (s server) run(t rapid.TB, rule algos.Rule, now int64, requests ...driver.R
 		source = strings.Replace(source, "call('TIME')", "{ 0, KEYS[2] }", 1)
 		keys, args = append(keys, fmt.Sprint(now)), []any{""}
 	}
-	for _, n := range rule.Params() {
+	params, _ := rule.Params(now)
+	for _, n := range params {
 		args = append(args, n)
 	}
 	for _, r := range requests {
@@ -131,12 +132,13 @@ func twins(t *rapid.T, s server, expires bool) {
 			}
 			requests = append(requests, driver.Request{
 				Cost:  int64(rapid.IntRange(1, b.Burst).Draw(t, "cost")),
-				Bound: rapid.SampledFrom([]int64{0, driver.Ask, steps(b).Draw(t, "bound"), r.Horizon()}).Draw(t, "bound"),
+				Bound: rapid.SampledFrom([]int64{0, driver.Ask, steps(b).Draw(t, "bound"), r.Horizon(1)}).Draw(t, "bound"),
 			})
 		}
 		bytes, until := s.stored()
-		repaced := !slices.Equal(pace, r.Params()[:2])
-		pace = r.Params()[:2]
+		params, _ := r.Params(now)
+		repaced := !slices.Equal(pace, params[:2])
+		pace = params[:2]
 		inGo := p.run(r, now, requests...)
 		inLua := s.run(t, r, now, requests...)
 		if !slices.Equal(inGo, inLua) {

@@ -67,6 +67,24 @@ func perTick(rate, burst int) algos.TokenBucket {
 // sleepUntil sleeps until the instant d after start.
 func sleepUntil(start time.Time, d time.Duration) { time.Sleep(time.Until(start.Add(d))) }
 
+// everyAlgorithm has one of each: ten permits, of which none comes back during a test in real time.
+func everyAlgorithm() map[string]algos.Algorithm {
+	const day = 24 * time.Hour
+	return map[string]algos.Algorithm{
+		"token bucket":    algos.TokenBucket{Rate: 1, Per: day, Burst: 10},
+		"funnel":          algos.Funnel{Capacity: 10, Rate: 1, Per: day},
+		"leaky bucket":    algos.LeakyBucket{Rate: 1, Per: day, Capacity: 9},
+		"fixed window":    algos.FixedWindow{Limit: 10, Window: 10 * day},
+		"aligned window":  algos.FixedWindow{Limit: 10, Window: day, Location: time.UTC},
+		"calendar window": algos.CalendarWindow{Limit: 10, Every: algos.Year, Location: time.UTC},
+		"sliding log":     algos.SlidingLog{Limit: 10, Window: 10 * day},
+		"log of refusals": algos.SlidingLog{Limit: 10, Window: 10 * day, CountDenied: true},
+		"sliding window":  algos.SlidingWindow{Limit: 10, Window: 10 * day, Cells: 10},
+		"warm-up":         algos.WarmUp{Rate: 1, Per: day, Period: 10 * day},
+		"bursty warm-up":  algos.WarmUp{Rate: 10, Per: time.Second},
+	}
+}
+
 func allowN(t *testing.T, l *headgate.Limiter, n int) headgate.Decision {
 	t.Helper()
 	d, err := l.AllowN(context.Background(), n)

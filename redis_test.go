@@ -89,9 +89,16 @@ func TestEveryKeyExpiresWhenItsLimiterIsAsNew(t *testing.T) {
 
 // express-rate-limit, spring-cloud-gateway #248 and others turn errors of the store into decisions.
 func TestForeignDataIsAnErrorAndNeverADecision(t *testing.T) {
-	ctx := context.Background()
 	rdb := redistest.Start(t).Client()
-	l := newLimiter(t, headgate.Redis(rdb), slow).For("secret-user")
+	for name, algorithm := range everyAlgorithm() {
+		t.Run(name, func(t *testing.T) { foreignData(t, rdb, algorithm) })
+	}
+}
+
+func foreignData(t *testing.T, rdb *redis.Client, algorithm algos.Algorithm) {
+	ctx := context.Background()
+	rdb.FlushAll(ctx)
+	l := newLimiter(t, headgate.Redis(rdb), algorithm).For("secret-user")
 	allowN(t, l, 1)
 	key := rdb.Keys(ctx, "*").Val()[0]
 	for name, write := range map[string]func(){
@@ -101,6 +108,8 @@ func TestForeignDataIsAnErrorAndNeverADecision(t *testing.T) {
 		"zeros":                  func() { rdb.Set(ctx, key, strings.Repeat("\x00", 28), 0) },
 		"nothing":                func() { rdb.Set(ctx, key, "", 0) },
 		"a list":                 func() { rdb.LPush(ctx, key, "hello") },
+		"numbers and a word":     func() { rdb.Set(ctx, key, "1 2 3 4 hello", 0) },
+		"a sorted set":           func() { rdb.ZAdd(ctx, key, redis.Z{Score: 1e15, Member: "hello"}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			rdb.Del(ctx, key)
@@ -128,7 +137,9 @@ func TestForeignDataIsAnErrorAndNeverADecision(t *testing.T) {
 func TestTheLeastACLSuffices(t *testing.T) {
 	ctx := context.Background()
 	least := []any{"ACL", "SETUSER", "headgate", "on", ">pw", "resetkeys", "~mine:*", "resetchannels", "nocommands",
-		"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pttl", "+hello"}
+		"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pttl", "+hello",
+		"+zadd", "+zrange", "+zrangebyscore", "+zcount", "+zcard", "+zrem", "+zremrangebyrank", "+zremrangebyscore", // the log
+		"+pexpire", "+unlink"}
 	for name, connect := range map[string]func(t *testing.T) redis.UniversalClient{
 		"standalone": func(t *testing.T) redis.UniversalClient {
 			server := redistest.Start(t)
@@ -148,16 +159,25 @@ func TestTheLeastACLSuffices(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rdb := connect(t)
 			defer rdb.Close()
-			l := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("mine"))
-			allowN(t, l, 1000)
-			first, second := reserve(t, l, 1), reserve(t, l, 1)
-			cancel(t, first)
-			cancel(t, second)
-			if _, err := l.Peek(ctx); err != nil {
-				t.Error(err)
-			}
-			if err := l.Reset(ctx); err != nil {
-				t.Error(err)
+			for name, algorithm := range everyAlgorithm() {
+				l := newLimiter(t, headgate.Redis(rdb), algorithm, headgate.WithPrefix("mine"))
+				allowN(t, l, 5)
+				first, second := reserve(t, l, 3), reserve(t, l, 2)
+				if r, err := l.Reserve(ctx); err == nil {
+					cancel(t, r)
+				} else if !errors.Is(err, headgate.ErrDenied) { // a full queue
+					t.Errorf("%s: %v", name, err)
+				}
+				cancel(t, first)
+				cancel(t, second)
+				allowN(t, l, 10)
+				if _, err := l.Peek(ctx); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if err := l.Reset(ctx); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				cancel(t, reserve(t, l, 1))
 			}
 			_, err := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("other")).For("secret-user").Allow(ctx)
 			wantUnknown(t, err, false)

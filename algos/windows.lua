@@ -13,7 +13,7 @@ local n, opens, starts, used, open = 0, 0, {}, {}, {}
 local state = call('GET', KEYS[1])
 if state then
   local _, last, at, born, was, until_ = string.find(state, '^(%d+) (%d+) (%d+) (%d+) ')
-  if not last then return redis.error_reply(foreign) end
+  if not last or string.find(state, '[^%d:+,-]', last + 1) then return redis.error_reply(foreign) end
   at, was, until_ = at + 0, was + 0, until_ + 0
   for start, u, o in string.gmatch(string.sub(state, last + 1), '(%-?%d+):(%d+)%+(%d+),') do
     n = n + 1

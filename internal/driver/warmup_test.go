@@ -96,7 +96,7 @@ func TestGuavasTables(t *testing.T) {
 			for j, word := range strings.Fields(test.row) {
 				cost, op := int64(1), word
 				if n, rest, ok := strings.Cut(word, ":"); ok {
-					cost, op = int64(seconds(t, n)/1e6), rest
+					cost, op = seconds(t, n)/1e6, rest
 				}
 				switch op[0] {
 				case 'U':

@@ -49,13 +49,13 @@ type row struct {
 	wait, remaining int64
 }
 
-func (b *both) rows(r algos.Rule, unit int64, rows []row) (replies []driver.Reply) {
+func (b *both) rows(r algos.Rule, rows []row) (replies []driver.Reply) {
 	b.t.Helper()
 	for i, row := range rows {
-		reply := b.ask(r, epoch+row.at*unit, row.cost, row.bound*unit)
-		if reply.Wait != row.wait*unit || reply.Remaining != row.remaining {
+		reply := b.ask(r, epoch+row.at*second, row.cost, row.bound*second)
+		if reply.Wait != row.wait*second || reply.Remaining != row.remaining {
 			b.t.Fatalf("row %d: waits %v, %d remain; want %v and %d", i, time.Duration(reply.Wait)*time.Microsecond, reply.Remaining,
-				time.Duration(row.wait*unit)*time.Microsecond, row.remaining)
+				time.Duration(row.wait*second)*time.Microsecond, row.remaining)
 		}
 		replies = append(replies, reply)
 	}
@@ -89,17 +89,17 @@ func TestFixedWindows(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			newBoth(t, server{rdb: rdb, key: name}).rows(ten, second, rows)
+			newBoth(t, server{rdb: rdb, key: name}).rows(ten, rows)
 		})
 	}
 
 	t.Run("room that was given up stands open where it was", func(t *testing.T) {
 		b := newBoth(t, server{rdb: rdb, key: "open"})
-		replies := b.rows(ten, second, []row{{0, 6, 0, 0, 4}, {1, 5, 99, 9, 0}, {1, 9, 99, 19, 0}})
+		replies := b.rows(ten, []row{{0, 6, 0, 0, 4}, {1, 5, 99, 9, 0}, {1, 9, 99, 19, 0}})
 		if back := b.cancel(ten, epoch+second, 5, replies[1].Receipt); back != 5 {
 			t.Errorf("%d came back", back)
 		}
-		b.rows(ten, second, []row{
+		b.rows(ten, []row{
 			{2, 6, 99, 28, 0}, // does not fit what was given up; and closes what was left in the last window
 			{2, 4, 99, 8, 0},  // fits
 			{2, 2, 99, 28, 0}, // does not any more
@@ -108,16 +108,16 @@ func TestFixedWindows(t *testing.T) {
 	})
 	t.Run("cancelling the end of the queue opens what it had closed", func(t *testing.T) {
 		b := newBoth(t, server{rdb: rdb, key: "tail"})
-		replies := b.rows(ten, second, []row{{0, 6, 0, 0, 4}, {1, 5, 99, 9, 0}, {1, 9, 99, 19, 0}})
+		replies := b.rows(ten, []row{{0, 6, 0, 0, 4}, {1, 5, 99, 9, 0}, {1, 9, 99, 19, 0}})
 		b.cancel(ten, epoch+second, 5, replies[1].Receipt)
 		b.cancel(ten, epoch+second, 9, replies[2].Receipt)
-		b.rows(ten, second, []row{{1, 4, 0, 0, 0}})
+		b.rows(ten, []row{{1, 4, 0, 0, 0}})
 	})
 	t.Run("after all was cancelled the next request begins a window", func(t *testing.T) {
 		b := newBoth(t, server{rdb: rdb, key: "all"})
 		first := b.ask(ten, epoch, 6, 0)
 		b.cancel(ten, epoch, 6, first.Receipt)
-		b.rows(ten, second, []row{{5, 10, 0, 0, 0}, {14, 1, 0, -1, 0}, {15, 1, 0, 0, 9}})
+		b.rows(ten, []row{{5, 10, 0, 0, 0}, {14, 1, 0, -1, 0}, {15, 1, 0, 0, 9}})
 		if back := b.cancel(ten, epoch+15*second, 6, first.Receipt); back != 0 {
 			t.Errorf("%d came back to a limiter that was as new in between", back)
 		}
@@ -177,7 +177,7 @@ func TestSlidingWindowsLetACellGoWhole(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			newBoth(t, server{rdb: rdb, key: name}).rows(r, second, rows)
+			newBoth(t, server{rdb: rdb, key: name}).rows(r, rows)
 		})
 	}
 }

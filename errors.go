@@ -25,6 +25,10 @@ var (
 	// ErrCancelled is returned by the Wait of a Reservation that was cancelled.
 	ErrCancelled = errors.New("headgate: the reservation was cancelled")
 
+	// ErrNotInitialized is returned by a shared limiter whose parameters nobody has set, or that were deleted or have
+	// expired: call TrySetRate or SetRate.
+	ErrNotInitialized = errors.New("headgate: the shared limiter's rate is not set; call TrySetRate or SetRate")
+
 	// ErrNeverAllowed is matched by the error of a request for more permits than the limiter can ever grant at once.
 	// Waiting does not help: ask for less, or raise the limiter's burst. It is returned before any call to the store.
 	ErrNeverAllowed = errors.New("headgate: never allowed")
@@ -54,7 +58,7 @@ func (e *DeniedError) Is(target error) bool {
 
 // A StoreError says that the store did not answer, or answered with an error. It is never a denial.
 type StoreError struct {
-	// Op is what was asked of the store: "decide", "give back" or "reset".
+	// Op is what was asked of the store: "decide", "give back", "reset", or "terms" of a shared limiter.
 	Op string
 	// Unknown is true where the call may have been carried out: its reply was lost, or came too late. The permits of
 	// such a call may be charged; where its reply still comes in, they are given back. If Unknown is false, the call

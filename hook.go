@@ -30,7 +30,7 @@ type Operation struct {
 	Verb Verb
 	// Limiter is the limiter's name: see WithName.
 	Limiter string
-	// Algorithm is the algorithm's name, "token_bucket" for instance.
+	// Algorithm is the algorithm's name, "token_bucket" for instance; empty for a shared limiter that has not been used.
 	Algorithm string
 	// Key is the limiter's key with its parts, as they are stored: escaped where they must be. It is the user's data:
 	// it may be a telephone number, and there may be millions of it. Never make it a metric's label.
@@ -58,7 +58,7 @@ func (l *Limiter) begin(ctx context.Context, verb Verb, cost int, delay time.Dur
 		return ctx, ignoreOutcome
 	}
 	hooked, end := l.hook(ctx, Operation{
-		Verb: verb, Limiter: l.name, Algorithm: l.plan.rule.Name(), Key: l.path, Cost: cost, Delay: delay,
+		Verb: verb, Limiter: l.name, Algorithm: l.algorithm(), Key: l.path, Cost: cost, Delay: delay,
 	})
 	if hooked == nil {
 		hooked = ctx
@@ -67,6 +67,18 @@ func (l *Limiter) begin(ctx context.Context, verb Verb, cost int, delay time.Dur
 		end = ignoreOutcome
 	}
 	return hooked, end
+}
+
+// algorithm is the name of the algorithm, empty if its terms are in the store and were not yet seen.
+func (l *Limiter) algorithm() string {
+	p := l.plan
+	if l.shared != nil {
+		p = l.shared.plan.Load()
+	}
+	if p == nil {
+		return ""
+	}
+	return p.rule.Name()
 }
 
 func ignoreOutcome(Outcome) {}

@@ -13,16 +13,21 @@ import (
 // with the key given to New, the parts given to For, and the algorithm's suffix. What stands in the braces is all
 // that Redis Cluster hashes, so everything of one limiter shares a slot. In base and parts, '%', '/', braces and
 // control characters are written %XX: no key can move to another slot, and no two different lists of parts make the
-// same key. A path longer than maxPath is stored as "%#" and its SHA-256 in hex, which no escaped path can be.
+// same key. A shared limiter's parts follow the suffix, as "/part/part", so that all of its keys share a slot with its
+// terms, whose suffix is "rate". A path longer than maxPath is stored as "%#" and its SHA-256 in hex, which no escaped path can be.
 const maxPath = 200
 
 // storedKey is the key under which the limiter of a path keeps its state.
 func storedKey(prefix, path, suffix string) string {
+	return prefix + ":{" + shorten(path) + "}:" + suffix
+}
+
+func shorten(path string) string {
 	if len(path) > maxPath {
 		sum := sha256.Sum256([]byte(path))
 		path = "%#" + hex.EncodeToString(sum[:])
 	}
-	return prefix + ":{" + path + "}:" + suffix
+	return path
 }
 
 // escape writes one element of a path.

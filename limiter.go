@@ -13,11 +13,13 @@ import (
 //
 // A Limiter is immutable, safe for concurrent use, and needs no closing.
 type Limiter struct {
-	store Store
-	plan  *plan
-	path  string // the key and its parts, escaped
-	key   string // where the state is stored
-	err   error  // what was wrong with the parts
+	store  Store
+	plan   *plan   // nil for one whose terms are in the store:
+	shared *shared // what it knows of them
+	path   string  // the key and its parts, escaped
+	parts  string  // of a shared limiter: its parts alone, escaped
+	key    string  // where the state is stored, for one that is not shared
+	err    error   // what was wrong with the parts
 
 	name    string
 	prefix  string
@@ -30,27 +32,41 @@ type Limiter struct {
 // The key names the limit: "openai:rpm", say. The error matches ErrInvalid if the key is empty, an option is out of
 // range, or the algorithm's parameters cannot be held exactly.
 func New(store Store, key string, algorithm algos.Algorithm, opts ...Option) (*Limiter, error) {
+	l, err := newLimiter(store, key)
+	if err != nil {
+		return nil, err
+	}
+	if l.plan, err = newPlan(algorithm); err != nil {
+		return nil, err
+	}
+	l.name = l.plan.rule.Name()
+	if err := l.apply(opts); err != nil {
+		return nil, err
+	}
+	l.key = storedKey(l.prefix, l.path, l.plan.rule.Suffix())
+	return l, nil
+}
+
+func newLimiter(store Store, key string) (*Limiter, error) {
 	if store == nil {
 		return nil, invalidf("the store is nil")
 	}
 	if key == "" {
 		return nil, invalidf("the key is empty")
 	}
-	p, err := newPlan(algorithm)
-	if err != nil {
-		return nil, err
-	}
-	l := &Limiter{store: store, plan: p, path: escape(key), name: p.rule.Name(), prefix: "hg", maxWait: -1}
+	return &Limiter{store: store, path: escape(key), prefix: "hg", maxWait: -1}, nil
+}
+
+func (l *Limiter) apply(opts []Option) error {
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, invalidf("an option is nil")
+			return invalidf("an option is nil")
 		}
 		if err := opt(l); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	l.key = storedKey(l.prefix, l.path, p.rule.Suffix())
-	return l, nil
+	return nil
 }
 
 // For returns a limiter with the same algorithm and options and a key of its own, made of this limiter's key and the
@@ -72,8 +88,11 @@ func (l *Limiter) For(parts ...string) *Limiter {
 			sub.err = invalidf("For: part %d is empty", i)
 		}
 		sub.path += "/" + escape(part)
+		sub.parts += "/" + escape(part)
 	}
-	sub.key = storedKey(sub.prefix, sub.path, sub.plan.rule.Suffix())
+	if sub.shared == nil {
+		sub.key = storedKey(sub.prefix, sub.path, sub.plan.rule.Suffix())
+	}
 	return &sub
 }
 
@@ -116,10 +135,21 @@ func (l *Limiter) Reset(ctx context.Context) error {
 	ctx, end := l.begin(ctx, VerbReset, 0, 0)
 	err := l.usable(ctx)
 	if err == nil {
-		err = l.store.reset(ctx, l.key)
+		err = l.reset(ctx)
 	}
 	end(Outcome{Err: err})
 	return err
+}
+
+func (l *Limiter) reset(ctx context.Context) error {
+	if l.shared == nil {
+		return l.store.reset(ctx, l.key)
+	}
+	p, err := l.refresh(ctx) // a state of other terms is nobody's
+	if err != nil {
+		return err
+	}
+	return l.store.reset(ctx, l.stateKey(p))
 }
 
 // usable tells what keeps a call from being made at all.
@@ -141,18 +171,26 @@ func (l *Limiter) decide(ctx context.Context, n int, bound int64) (grant, error)
 	if n < 1 {
 		return grant{}, invalidf("%d permits asked for; at least 1 is needed", n)
 	}
-	if most := l.plan.rule.Max(); n > most {
+	if l.shared != nil {
+		return l.decideShared(ctx, n, bound)
+	}
+	return l.decideBy(ctx, l.plan, l.key, n, bound)
+}
+
+// decideBy decides by a plan.
+func (l *Limiter) decideBy(ctx context.Context, p *plan, key string, n int, bound int64) (grant, error) {
+	if most := p.rule.Max(); n > most {
 		return grant{}, neverAllowed(n, most)
 	}
-	bound = min(bound, l.plan.rule.Horizon(int64(n)))
-	return l.store.decide(ctx, l.plan, l.key, driver.Request{Cost: int64(n), Bound: bound}, 0)
+	bound = min(bound, p.rule.Horizon(int64(n)))
+	return l.store.decide(ctx, p, key, driver.Request{Cost: int64(n), Bound: bound}, 0)
 }
 
 // decision tells a user what a grant says.
 func (l *Limiter) decision(g grant) Decision {
 	return Decision{
 		Allowed:    g.Wait >= 0,
-		Limit:      l.plan.rule.Limit(),
+		Limit:      g.plan.rule.Limit(),
 		Remaining:  int(g.Remaining),
 		RetryAfter: micros(max(-g.Wait, 0)),
 		ResetAfter: micros(g.Reset),

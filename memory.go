@@ -16,7 +16,7 @@ import (
 // testing/synctest; make it inside the bubble. Limiters that are as new are
 // forgotten as new keys come in, so memory is bounded by a small multiple of those that are not.
 func Memory() Store {
-	return &memoryStore{base: time.Now(), entries: make(map[string]*entry)}
+	return &memoryStore{base: time.Now(), entries: make(map[string]*entry), shared: make(map[string]terms)}
 }
 
 type memoryStore struct {
@@ -24,7 +24,8 @@ type memoryStore struct {
 
 	mu      sync.Mutex
 	entries map[string]*entry
-	lives   uint64 // states made so far
+	lives   uint64           // states made so far
+	shared  map[string]terms // of shared limiters, by their key
 }
 
 // An entry is the state of one limiter.
@@ -44,6 +45,11 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
+	if p.termsKey != "" {
+		if text := m.termsAt(p.termsKey).text; text != p.terms {
+			return grant{}, &movedError{text}
+		}
+	}
 	e := m.entries[key]
 	fresh := e == nil
 	if fresh {
@@ -62,7 +68,7 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 			m.entries[key] = e
 		}
 	}
-	return grant{Reply: replies[0], life: e.life}, nil
+	return grant{Reply: replies[0], life: e.life, plan: p, key: key}, nil
 }
 
 // sweep looks at a few entries, wherever the map begins this time, and forgets those that have expired. Called for

@@ -65,7 +65,10 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 			func(late driver.Reply) { s.giveBackLate(context.WithoutCancel(ctx), p, key, request, late) })
 	}
 	if err == nil {
-		return grant{Reply: reply}, nil
+		return grant{Reply: reply, plan: p, key: key}, nil
+	}
+	if moved, ok := err.(*movedError); ok { // bare: nothing has wrapped it
+		return grant{}, moved
 	}
 	op := "decide"
 	if request.Cost < 0 {
@@ -104,8 +107,12 @@ func (s *redisStore) call(ctx context.Context, p *plan, key string, request driv
 }
 
 func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string, request driver.Request) ([]int64, error) {
-	args := make([]any, 0, 5+len(params)+2) // what a charge takes; the rarer give-back grows it
-	args = append(args, "evalsha", p.sha1, 1, key)
+	args := make([]any, 0, 5+len(params)+2) // what a charge takes; the rarer ones grow it
+	if p.termsKey == "" {
+		args = append(args, "evalsha", p.sha1, 1, key)
+	} else {
+		args = append(args, "evalsha", p.sha1, 2, key, p.termsKey)
+	}
 	if s.now == nil {
 		args = append(args, "")
 	} else {
@@ -117,10 +124,15 @@ func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string
 	} else {
 		args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
 	}
-	n, err := s.run(ctx, args)
+	run := s.run
+	if p.termsKey != "" {
+		args = append(args, p.terms)
+		run = s.runGuarded
+	}
+	n, err := run(ctx, args)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") && ctx.Err() == nil {
 		args[0], args[1] = "eval", p.script.Source
-		n, err = s.run(ctx, args)
+		n, err = run(ctx, args)
 	}
 	return n, err
 }
@@ -132,6 +144,16 @@ func (s *redisStore) run(ctx context.Context, args []any) ([]int64, error) {
 	cmd := redis.NewIntSliceCmd(ctx, args...)
 	_ = s.client.Process(ctx, once{cmd}) // the error is the command's too
 	return cmd.Result()
+}
+
+// runGuarded runs a script that may answer with the terms that count instead.
+func (s *redisStore) runGuarded(ctx context.Context, args []any) ([]int64, error) {
+	cmd := redis.NewCmd(ctx, args...)
+	_ = s.client.Process(ctx, once{cmd})
+	if text, err := cmd.Text(); err == nil {
+		return nil, &movedError{text}
+	}
+	return cmd.Int64Slice()
 }
 
 // once is a command that go-redis does not send again after a network error: the first may have run.

@@ -2,6 +2,7 @@ package headgate
 
 import (
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -70,10 +71,10 @@ func (l *Limiter) reserve(ctx context.Context, r *Reservation, n int, bound time
 		return Decision{}, err
 	}
 	d := l.decision(g)
+	r.limiter, r.cost, r.grant, r.slot = l, n, g, time.Now().Add(micros(g.Wait))
 	if g.Wait < 0 {
 		return d, &DeniedError{Decision: d}
 	}
-	r.limiter, r.cost, r.grant, r.slot = l, n, g, time.Now().Add(micros(g.Wait))
 	return d, nil
 }
 
@@ -203,9 +204,11 @@ func (r *Reservation) giveBack(ctx context.Context) error {
 		ctx, done = context.WithTimeout(context.WithoutCancel(ctx), giveBackWithin)
 		defer done()
 	}
-	l := r.limiter
 	request := driver.Request{Cost: -int64(r.cost), Receipt: r.grant.Receipt}
-	_, err := l.store.decide(ctx, l.plan, l.key, request, r.grant.life)
+	_, err := r.limiter.store.decide(ctx, r.grant.plan, r.grant.key, request, r.grant.life)
+	if moved, ok := errors.AsType[*movedError](err); ok {
+		err = r.limiter.giveBackMoved(ctx, r.grant, request, moved)
+	}
 	end(Outcome{Err: err})
 	return err
 }

@@ -17,14 +17,18 @@ type Store interface {
 	decide(ctx context.Context, p *plan, key string, request driver.Request, life uint64) (grant, error)
 	// reset forgets all that the limiter at key remembers.
 	reset(ctx context.Context, key string) error
+	// terms reads or changes the terms kept at key. It returns those that count afterwards, and whether they are others.
+	terms(ctx context.Context, key string, change change) (text string, changed bool, err error)
 	source() Source
 }
 
-// A grant is a reply, and the life of the state that gave it where the store counts lives: a receipt is worth nothing
-// in another.
+// A grant is a reply, by what plan and under which key it was given, and the life of the state that gave it where the
+// store counts lives: a receipt is worth nothing in another.
 type grant struct {
 	driver.Reply
 	life uint64
+	plan *plan
+	key  string
 }
 
 // A plan is what all limiters of one New share: the rule, and what the Redis store sends for it.
@@ -33,6 +37,11 @@ type plan struct {
 	script driver.Script
 	sha1   any                    // the script's, as an argument, boxed once
 	params atomic.Pointer[params] // the rule's parameters too, as they were last needed
+
+	// Of limiters whose terms are in the store:
+	terms    string // what is stored, by which the plan was made
+	termsKey string // where; empty for other limiters
+	mark     string // names the state, and is another when that begins anew
 }
 
 // params are parameters as arguments, and the instants between which they serve.
@@ -52,11 +61,11 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	script, err := driver.NewScript(rule)
-	if err != nil {
+	p := &plan{rule: rule}
+	if p.script, err = driver.NewScript(rule); err != nil {
 		return nil, err
 	}
-	p := &plan{rule: rule, script: script, sha1: script.SHA1}
+	p.sha1 = p.script.SHA1
 	p.renew(time.Now().UnixMicro())
 	return p, nil
 }

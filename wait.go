@@ -39,7 +39,7 @@ func (l *Limiter) wait(ctx context.Context, r *Reservation, n int) (Decision, er
 		return d, r.sleep(ctx, nil)
 	}
 	if refusal, ok := errors.AsType[*DeniedError](err); ok {
-		refusal.deadline = limited && (l.maxWait < 0 || bound < l.maxWait) && bound < micros(l.plan.rule.Horizon(int64(n)))
+		refusal.deadline = limited && (l.maxWait < 0 || bound < l.maxWait) && bound < micros(r.grant.plan.rule.Horizon(int64(n)))
 	}
 	return d, err
 }

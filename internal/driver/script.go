@@ -13,6 +13,9 @@ import (
 //go:embed driver.lua
 var driverLua string
 
+//go:embed guard.lua
+var guardLua string
+
 // A Script is the driver with one algorithm in it, as Redis runs it.
 type Script struct {
 	Source string
@@ -41,6 +44,13 @@ func NewScript(rule algos.Rule) (Script, error) {
 		}
 		source.WriteString(body)
 	}
-	sum := sha1.Sum([]byte(source.String()))
-	return Script{Source: source.String(), SHA1: hex.EncodeToString(sum[:])}, nil
+	return newScript(source.String()), nil
+}
+
+// Guarded is the script with guard.lua before it.
+func (s Script) Guarded() Script { return newScript(guardLua + s.Source) }
+
+func newScript(source string) Script {
+	sum := sha1.Sum([]byte(source))
+	return Script{Source: source, SHA1: hex.EncodeToString(sum[:])}
 }

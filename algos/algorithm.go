@@ -4,7 +4,18 @@
 //
 //	headgate.New(store, "openai:rpm", algos.TokenBucket{Rate: 500, Per: time.Minute, Burst: 50})
 //
-// Everything else here is for Headgate's drivers. An algorithm answers a few questions about its own state, and a
+// They are:
+//
+//   - [TokenBucket]: a rate, and a burst after a quiet time; the one to begin with
+//   - [Funnel]: the same in redis-cell's words
+//   - [LeakyBucket]: one after the other, an interval apart; for Wait and Reserve
+//   - [FixedWindow]: so many in each window, and twice that at an edge
+//   - [CalendarWindow]: so many in each minute, day, week, month or year of a time zone
+//   - [SlidingLog]: never more in any window, exactly
+//   - [SlidingWindow]: the same in little memory
+//   - [WarmUp]: slow after a quiet time, for what must fill its caches first
+//
+// Everything else here is for Headgate's drivers: [Algorithm], [Rule], [State], [Denier], [Receipt], [Status]. An algorithm answers a few questions about its own state, and a
 // driver does the rest: it reads the clock, loads, asks, refuses or takes, and saves. Each algorithm stands in two
 // files that go step by step in the same order: NAME.go answers in process, NAME.lua answers inside Redis, and both
 // give the same answers to the microsecond.

@@ -14,19 +14,19 @@ var fixedWindowLua string
 // counted from that zone's midnight, and Window must divide the day: see CalendarWindow, which it then is.
 //
 // A fixed window admits up to twice Limit in a stretch of time as long as a Window: all of one at its end, all of the
-// next at its beginning. Where that matters take a SlidingWindow or a SlidingLog. What it is good for is a quota that
-// people understand and that vendors count the same way, and a job that sleeps to the next window when it has had the
-// last permit. A Decision tells the three cases of go-zero's PeriodLimit apart: Allowed with some Remaining, Allowed
-// with none (that was the last one), and refused.
+// next at its beginning. Where that matters take a SlidingWindow or a SlidingLog. It is good for a quota that people
+// understand and that vendors count the same way, and for a job that waits for the next window when it has had the last
+// permit. A Decision tells the three cases of go-zero's PeriodLimit apart: Allowed with some Remaining, Allowed with
+// none (that was the last one), and refused.
 //
 // A request is granted in one window, never split. One that does not fit the last window in which anything is reserved
-// goes to the next, and closes the room that it left to those behind it; room that is given up again stands open, in its
-// window, for whoever comes next and fits. Giving back is exact until a window has ended, or the parameters change, or
-// the clock goes back.
+// goes to the next, and later requests cannot use the room left in the earlier window; room that is given up again
+// stands open, in its window, for whoever comes next and fits. Giving back is exact until a window has ended, or the
+// parameters change, or the clock goes back.
 //
 // Slots lie at most 1,000 windows and 2^45 µs (about 407 days) ahead. The parameters may change while the limiter is in
-// use: what is charged stays in the window in which it was used or is reserved, as the next caller's parameters cut
-// time, and that caller's limit decides.
+// use: what was used or is reserved keeps its time and is counted anew in windows of the new length, and the next
+// caller's limit decides.
 type FixedWindow struct {
 	Limit    int            // permits in a window; at least 1, at most 2^40
 	Window   time.Duration  // a whole number of µs, at least 1 µs, at most 2^45 µs
@@ -36,8 +36,8 @@ type FixedWindow struct {
 // Rule implements Algorithm.
 func (w FixedWindow) Rule() (Rule, error) {
 	if w.Location != nil {
-		if w.Window < 0 { // Every counts weeks, months and years there
-			return nil, fmt.Errorf("%w: FixedWindow.Window is %v; it must be positive", ErrInvalid, w.Window)
+		if w.Window <= 0 || w.Window%time.Microsecond != 0 || 24*time.Hour%w.Window != 0 {
+			return nil, fmt.Errorf("%w: FixedWindow.Window is %v; with a Location it must divide the day into whole microseconds; for weeks, months and years take a CalendarWindow", ErrInvalid, w.Window)
 		}
 		return newCalendarRule("FixedWindow.Window", "fixed_window", "fw", w.Limit, Every(w.Window), w.Location)
 	}

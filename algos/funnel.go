@@ -12,12 +12,12 @@ import "time"
 //
 // is
 //
-//	limiter, err := headgate.New(store, key, algos.Funnel{Capacity: maxBurst + 1, Rate: count, Per: period * time.Second})
+//	limiter, err := headgate.New(store, key, algos.Funnel{Capacity: maxBurst + 1, Rate: count, Per: time.Duration(period) * time.Second})
 //	d, err := limiter.AllowN(ctx, n)
 //	limited, capacity, left, retryAfter, fullReset := d.Throttle()
 //
 // with the same five numbers (redis-cell's limit is its max_burst + 1). It differs where redis-cell says nothing
-// useful: n above the capacity is ErrNeverAllowed, n of zero is Peek, and seconds are rounded up.
+// useful: n above the capacity is ErrNeverAllowed, for n of zero call Peek, and seconds are rounded up.
 //
 // Bounds, horizon, giving back and changed parameters are those of TokenBucket. Its state is its own: a Funnel and a
 // TokenBucket on one key do not meet.

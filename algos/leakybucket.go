@@ -17,6 +17,9 @@ var leakyBucketLua string
 // admit the same requests, one at their departure, the other at once), and Sentinel's uniform queueing with a maximum
 // queueing time (headgate.Within). The rule is the leaky bucket as a queue of Turner (1986).
 //
+// With Capacity 0 nobody waits. Limit is Capacity + 1: with the one that departs. Remaining is what may depart now, which
+// is nothing until the last departure is an interval ago.
+//
 // In any stretch of time of length w it grants at most the permits of one request, and Rate × w/Per beside them. A
 // request may be for up to Capacity + 1 permits, and only if the queue has room for all of them.
 //

@@ -22,14 +22,14 @@ var warmUpLua string
 //
 // Slots are as by Guava's law, rounded up to a microsecond. To idle is to be free for a microsecond or more: a caller who
 // comes at its slot keeps the rate exactly. Slots are promised up to 2^45 µs (about 407 days) and 2^45 permits ahead,
-// and one request may take as long and be for as many. Remaining is the limit, all that is stored when the limiter is
-// cold, if it is free, else 0; a request for more may go too.
+// and one request may take as long and be for as many. While the limiter is free, Remaining equals Limit, which is what a
+// cold limiter has stored; otherwise it is 0. A request for more goes too.
 //
-// Who waits warms a limiter; who polls may not. As with Guava it stores permits until somebody is granted, whoever is
-// refused meanwhile. With ColdFactor 3, a lone caller that asks Allow evenly at less than the rate, and finds the
-// limiter cold, is granted every third time for good if that is more than about two thirds of the rate, every second
-// time if more than about a third: asking at 0.83 of the rate it gets 0.28 of it. It is granted every time once the
-// limiter is warm, for instance by Wait.
+// Use Wait, not Allow: who waits warms a limiter; who polls may not. As with Guava it stores permits until somebody is
+// granted, whoever is refused meanwhile. With ColdFactor 3, a lone caller that asks Allow evenly at no more than the
+// rate, and finds the limiter cold, is granted every third time for good if that is more than about two thirds of the
+// rate, every second time if more than about a third: asking at 0.83 of the rate it gets 0.28 of it. It is granted every
+// time once the limiter is warm, for instance by Wait.
 //
 // Rate and Per are bounded as in TokenBucket, Period by 2^45 µs; and with Rate/Per in lowest terms,
 // Rate × Period × (ColdFactor + 5) must be below 2^53 µs.

@@ -94,5 +94,9 @@ func run(args []string, stdout io.Writer) error {
 	if err := printTable(stdout, arrivals, outcomes); err != nil {
 		return err
 	}
-	return writePicture(o.out, arrivals, outcomes)
+	if err := writePicture(o.out, arrivals, outcomes); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(stdout, "\ncompare.png and compare.svg are in %s\n", o.out)
+	return err
 }

@@ -1,9 +1,10 @@
 # make test   everything, with the race detector and real servers
 # make lint   gofmt, go vet, golangci-lint (staticcheck among it)
-# make fuzz   the properties for longer: make fuzz CHECKS=100000
+# make fuzz   the properties for longer, and random scripts: make fuzz CHECKS=100000 FUZZTIME=1h
 # make bench  Headgate beside redis_rate
 
 CHECKS ?= 20000
+FUZZTIME ?= 5m
 
 .PHONY: test lint fuzz bench redis
 
@@ -19,6 +20,7 @@ lint:
 
 fuzz: redis
 	HEADGATE_REQUIRE_REDIS=1 go test ./internal/driver -count=1 -timeout=0 -rapid.checks=$(CHECKS)
+	HEADGATE_REQUIRE_REDIS=1 go test ./internal/driver -run '^$$' -fuzz FuzzTwins -fuzztime $(FUZZTIME)
 
 bench: redis
 	cd bench && go run .

@@ -1,7 +1,6 @@
 package driver_test
 
 import (
-	"math/big"
 	"slices"
 	"testing"
 	"time"
@@ -18,9 +17,14 @@ type process struct {
 }
 
 func (p *process) run(rule algos.Rule, now int64, requests ...driver.Request) []driver.Reply {
-	replies := make([]driver.Reply, len(requests))
-	driver.Run(p.state, rule, now, requests, replies)
+	replies, _ := p.decide(rule, now, requests...)
 	return replies
+}
+
+func (p *process) decide(rule algos.Rule, now int64, requests ...driver.Request) (replies []driver.Reply, saved bool) {
+	replies = make([]driver.Reply, len(requests))
+	saved = driver.Run(p.state, rule, now, requests, replies)
+	return replies, saved
 }
 
 func (p *process) ask(rule algos.Rule, now, cost, bound int64) driver.Reply {
@@ -35,271 +39,194 @@ func rule(t interface{ Fatal(...any) }, a algos.Algorithm) algos.Rule {
 	return r
 }
 
-// buckets draws token buckets of all kinds: everyday ones, and rates that do not divide a microsecond.
-func buckets() *rapid.Generator[algos.TokenBucket] {
-	return rapid.Custom(func(t *rapid.T) algos.TokenBucket {
-		return algos.TokenBucket{
-			Rate: rapid.OneOf(
-				rapid.SampledFrom([]int{1, 5, 10, 500, 1000, 1_000_000, 10_000_000}),
-				rapid.SampledFrom([]int{3, 7, 13, 17, 700, 7919, 9_999_991}),
-				rapid.IntRange(1, 100_000)).Draw(t, "rate"),
-			Per: rapid.OneOf(
-				rapid.SampledFrom([]time.Duration{time.Microsecond, time.Millisecond, time.Second, time.Minute, 30 * 24 * time.Hour}),
-				rapid.Map(rapid.Int64Range(1, 1e9), func(us int64) time.Duration { return time.Duration(us) * time.Microsecond })).Draw(t, "per"),
-			Burst: rapid.OneOf(rapid.IntRange(1, 8), rapid.IntRange(1, 1000)).Draw(t, "burst"),
-		}
-	}).Filter(func(b algos.TokenBucket) bool {
-		_, err := b.Rule() // refused ones have tests of their own
-		return err == nil
-	})
-}
-
-// permitTime is what one permit of the bucket takes, exactly.
-func permitTime(b algos.TokenBucket) *big.Rat { return big.NewRat(b.Per.Microseconds(), int64(b.Rate)) }
-
-// steps draws a span of time that matters to the bucket: from nothing to several bursts.
-func steps(b algos.TokenBucket) *rapid.Generator[int64] {
-	one, _ := permitTime(b).Float64()
-	return rapid.Custom(func(t *rapid.T) int64 {
-		scale := rapid.SampledFrom([]float64{0, 0.3, 1, 1, 3, float64(b.Burst), 3 * float64(b.Burst)}).Draw(t, "scale")
-		return min(int64(one*scale*rapid.Float64Range(0, 1).Draw(t, "step")), 1<<44)
-	})
-}
-
-// A use is permits at their slot, as a witness outside the limiter would see them.
-type use struct {
-	slot, cost int64
-	cancelled  bool
-	receipt    algos.Receipt
-}
-
-// overfull replays uses against the definition of a token bucket, by brute force: over every stretch between two
-// uses, no more than the burst and what the rate brings, with one microsecond for slots that are rounded up.
-func overfull(b algos.TokenBucket, uses []use) bool {
-	used := slices.DeleteFunc(slices.Clone(uses), func(u use) bool { return u.cancelled })
-	slices.SortStableFunc(used, func(a, b use) int { return int(a.slot - b.slot) })
-	perMicro := new(big.Rat).Inv(permitTime(b))
-	for i := range used {
-		var sum int64
-		for j := i; j < len(used); j++ {
-			sum += used[j].cost
-			most := new(big.Rat).Mul(perMicro, big.NewRat(used[j].slot-used[i].slot+1, 1))
-			most.Add(most, big.NewRat(int64(b.Burst), 1))
-			if big.NewRat(sum, 1).Cmp(most) > 0 {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 const epoch = 1_795_000_000_000_000
 
-// A history draws requests, cancels and the passing of time, and checks each answer on the way.
-func TestNoHistoryOverfillsTheBucket(t *testing.T) {
-	check(t, func(t *rapid.T) {
-		b := buckets().Draw(t, "bucket")
-		r := rule(t, b)
-		p := process{r.NewState()}
-		step := steps(b)
-		now := int64(epoch)
-		var uses []use
-		for range rapid.IntRange(1, 40).Draw(t, "length") {
-			now += step.Draw(t, "pause")
-			waiting := slices.DeleteFunc(indices(uses), func(i int) bool { return uses[i].cancelled || uses[i].slot < now })
-			if len(waiting) > 0 && rapid.IntRange(0, 2).Draw(t, "cancel") == 0 {
-				u := &uses[rapid.SampledFrom(waiting).Draw(t, "which")]
-				p.run(r, now, driver.Request{Cost: -u.cost, Receipt: u.receipt})
-				u.cancelled = true
-				continue
-			}
-			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
-			bound := rapid.SampledFrom([]int64{0, step.Draw(t, "bound"), r.Horizon(1)}).Draw(t, "bound")
-			reply := p.ask(r, now, cost, bound)
-			if reply.Wait < 0 {
-				exactRetry(t, &p, r, now, cost, bound, -reply.Wait)
-				continue
-			}
-			if reply.Wait > bound {
-				t.Fatalf("slot in %d µs, beyond the bound of %d", reply.Wait, bound)
-			}
-			uses = append(uses, use{slot: now + reply.Wait, cost: cost, receipt: reply.Receipt})
-		}
-		if overfull(b, uses) {
-			t.Fatalf("over the limit: %+v", uses)
-		}
-	})
-}
+const hour = 3600 * second
 
-func indices(uses []use) []int {
-	all := make([]int, len(uses))
-	for i := range all {
-		all[i] = i
+func (x *trial) exactRetry(l *life, cost, bound, retry int64) {
+	exactInTheory(x.T, l, x.rule, l.now, cost, bound, retry)
+	if !x.countsRefusals { // otherwise what is asked in earnest counts
+		exactRetry(x.T, l, x.rule, l.now, cost, bound, retry)
 	}
-	return all
 }
 
-// exactRetry checks P3 without taking anything: with a bound one shorter, the same request a microsecond before its
-// time and at its time are refused by two and by one.
-func exactRetry(t *rapid.T, p *process, r algos.Rule, now, cost, bound, retry int64) {
+// An asker is a limiter of either kind.
+type asker interface {
+	ask(r algos.Rule, now, cost, bound int64) driver.Reply
+}
+
+// exactInTheory checks P3 by asking: just before its time the request would wait a microsecond too long, and at its time
+// as long as it may.
+func exactInTheory(t *rapid.T, h asker, r algos.Rule, now, cost, bound, retry int64) {
 	if retry < 1 {
 		t.Fatalf("refused with a retry-after of %d µs", retry)
 	}
-	if early := p.ask(r, now+retry-1, cost, bound); early.Wait != -1 {
+	if early := h.ask(r, now+retry-1, cost, driver.Ask); early.Wait != driver.Ask-bound-1 {
+		t.Fatalf("1 µs before retry-after: %d, with a bound of %d", early.Wait, bound)
+	}
+	if onTime := h.ask(r, now+retry, cost, driver.Ask); onTime.Wait != driver.Ask-bound {
+		t.Fatalf("at retry-after: %d, with a bound of %d", onTime.Wait, bound)
+	}
+}
+
+// exactRetry checks P3 in earnest, and without taking anything: with a bound one shorter, the same request a microsecond
+// before its time and at its time are refused by two and by one.
+func exactRetry(t *rapid.T, h asker, r algos.Rule, now, cost, bound, retry int64) {
+	if retry < 1 {
+		t.Fatalf("refused with a retry-after of %d µs", retry)
+	}
+	if early := h.ask(r, now+retry-1, cost, bound); early.Wait != -1 {
 		t.Fatalf("1 µs before retry-after: %d", early.Wait)
 	}
-	if onTime := p.ask(r, now+retry, cost, bound-1); onTime.Wait != -1 {
+	if onTime := h.ask(r, now+retry, cost, bound-1); onTime.Wait != -1 {
 		t.Fatalf("at retry-after, with a bound 1 µs too near: %d", onTime.Wait)
 	}
-	if again := p.ask(r, now, cost, bound); again.Wait != -retry {
+	if again := h.ask(r, now, cost, bound); again.Wait != -retry {
 		t.Fatalf("a refusal changed the next one: %d, then %d", -retry, again.Wait)
 	}
 }
 
+func TestNoHistoryGoesOverTheLimit(t *testing.T) {
+	conform(t, func(x *trial) {
+		l := x.life(x.fresh())
+		x.live(l, 40)
+		x.lawful(l.uses)
+	})
+}
+
 func TestARequestIsAdmittedExactlyAtRetryAfter(t *testing.T) {
-	check(t, func(t *rapid.T) {
-		b := buckets().Draw(t, "bucket")
-		r := rule(t, b)
-		p := process{r.NewState()}
-		now := int64(epoch)
-		for range 30 {
-			now += steps(b).Draw(t, "pause")
-			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
-			reply := p.ask(r, now, cost, 0)
-			if reply.Wait < 0 {
-				if early := p.ask(r, now-reply.Wait-1, cost, 0); early.Wait >= 0 {
-					t.Fatal("admitted before retry-after")
+	conform(t, func(x *trial) {
+		l := x.life(x.fresh())
+		for range 20 {
+			l.now += x.pause()
+			cost := x.cost()
+			bound := rapid.SampledFrom([]int64{0, 0, x.bound(cost)}).Draw(x.T, "bound or none")
+			reply := l.ask(x.rule, l.now, cost, bound)
+			if reply.Wait >= 0 {
+				continue
+			}
+			if !x.countsRefusals {
+				if early := l.ask(x.rule, l.now-reply.Wait-1, cost, bound); early.Wait >= 0 {
+					x.Fatalf("admitted before retry-after: %d", early.Wait)
 				}
-				now -= reply.Wait
-				if late := p.ask(r, now, cost, 0); late.Wait != 0 {
-					t.Fatalf("refused at retry-after: %d", late.Wait)
-				}
+			}
+			l.now -= reply.Wait
+			if late := l.ask(x.rule, l.now, cost, bound); late.Wait != bound {
+				x.Fatalf("at retry-after, with a bound of %d: %d", bound, late.Wait)
 			}
 		}
 	})
 }
 
+func TestADenialWritesNothing(t *testing.T) {
+	conform(t, func(x *trial) {
+		l := x.life(x.fresh())
+		x.live(l, 10)
+		for range 10 {
+			l.now += x.pause()
+			cost := x.cost()
+			bound := x.bound(cost)
+			if x.countsRefusals {
+				bound = driver.Ask
+			}
+			before := l.kept()
+			if reply := l.ask(x.rule, l.now, cost, bound); reply.Wait < 0 && l.kept() != before {
+				x.Fatalf("a denial wrote: %s, then %s", before, l.kept())
+			}
+		}
+	})
+}
+
+// A burst is not part of what a bucket remembers.
+func TestADenialByAnotherBurstWritesNothingEither(t *testing.T) {
+	one := algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 2}
+	other := one
+	other.Burst = 1
+	p := process{state: rule(t, one).NewState()}
+	p.ask(rule(t, one), epoch, 2, 0)
+	if reply, saved := p.decide(rule(t, other), epoch, driver.Request{Cost: 1}); reply[0].Wait >= 0 || saved {
+		t.Errorf("%+v, saved: %v", reply, saved)
+	}
+}
+
 func TestWithoutCancelsSlotsGoOutInOrder(t *testing.T) {
-	check(t, func(t *rapid.T) {
-		b := buckets().Draw(t, "bucket")
-		r := rule(t, b)
-		p := process{r.NewState()}
-		now, last := int64(epoch), int64(0)
+	conform(t, func(x *trial) {
+		l := x.life(x.fresh())
+		last := int64(0)
 		for range 30 {
-			now += steps(b).Draw(t, "pause")
-			reply := p.ask(r, now, int64(rapid.IntRange(1, b.Burst).Draw(t, "cost")), r.Horizon(1))
-			if reply.Wait >= 0 {
-				if now+reply.Wait < last {
-					t.Fatalf("a later request overtakes: %d after %d", now+reply.Wait, last)
+			l.now += x.pause()
+			cost := x.cost()
+			if reply := l.ask(x.rule, l.now, cost, x.bound(cost)); reply.Wait >= 0 {
+				if l.now+reply.Wait < last {
+					x.Fatalf("a later request overtakes: %d after %d", l.now+reply.Wait, last)
 				}
-				last = now + reply.Wait
+				last = l.now + reply.Wait
 			}
 		}
 	})
 }
 
 // probe is what a limiter answers to every question that takes nothing.
-func probe(p *process, r algos.Rule, now int64) []driver.Reply {
+func probe(h asker, r algos.Rule, now int64) []driver.Reply {
 	var all []driver.Reply
-	for cost := int64(1); cost <= min(int64(r.Max()), 12); cost++ {
-		for _, later := range []int64{0, 1, 1000, 1_000_000} {
-			all = append(all, p.ask(r, now+later, cost, driver.Ask))
+	for _, later := range []int64{0, 1, 1000, second} {
+		for cost := int64(1); cost <= min(int64(r.Max()), 12); cost++ {
+			all = append(all, h.ask(r, now+later, cost, driver.Ask))
 		}
 	}
 	return all
 }
 
-func TestCancellingAllThatWaitLeavesNoTrace(t *testing.T) {
-	check(t, func(t *rapid.T) {
-		b := buckets().Draw(t, "bucket")
-		r := rule(t, b)
-		with, without := process{r.NewState()}, process{r.NewState()}
-		now := int64(epoch)
-		for range rapid.IntRange(0, 5).Draw(t, "before") { // both have the same past
-			now += steps(b).Draw(t, "pause")
-			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
-			with.ask(r, now, cost, 0)
-			without.ask(r, now, cost, 0)
+// same tells whether two limiters say the same; how they call their receipts is their own business.
+func same(a, b driver.Reply) bool {
+	a.Receipt, b.Receipt = algos.Receipt{}, algos.Receipt{}
+	return a == b
+}
+
+func TestAnIdleLimiterIsAsNew(t *testing.T) {
+	conform(t, func(x *trial) {
+		l, fresh := x.life(x.fresh()), x.fresh()
+		x.live(l, 15)
+		l.now += l.ask(x.rule, l.now, 1, driver.Ask).Reset
+		if got, want := probe(l.half, x.rule, l.now), probe(fresh, x.rule, l.now); !slices.Equal(got, want) {
+			x.Fatalf("idle:\n%v\nnew:\n%v", got, want)
 		}
-		var waiting []use
-		for range rapid.IntRange(1, 20).Draw(t, "waiters") {
-			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
-			reply := with.ask(r, now, cost, r.Horizon(1))
-			if reply.Wait == 0 { // used at once, so it is part of both pasts
-				without.ask(r, now, cost, 0)
-			} else if reply.Wait > 0 {
-				waiting = append(waiting, use{slot: now + reply.Wait, cost: cost, receipt: reply.Receipt})
+		l.now += 2 // it may have been as new for a part of a microsecond, which is worth something
+		for range 10 {
+			cost := x.cost()
+			bound := x.bound(cost)
+			if got, want := l.ask(x.rule, l.now, cost, bound), fresh.ask(x.rule, l.now, cost, bound); !same(got, want) {
+				x.Fatalf("idle: %+v, new: %+v", got, want)
 			}
-		}
-		if len(waiting) > 0 { // some time passes, but no slot
-			now += rapid.Int64Range(0, waiting[0].slot-now).Draw(t, "pause")
-		}
-		for _, u := range rapid.Permutation(waiting).Draw(t, "order") {
-			with.run(r, now, driver.Request{Cost: -u.cost, Receipt: u.receipt})
-		}
-		if got, want := probe(&with, r, now), probe(&without, r, now); !slices.Equal(got, want) {
-			t.Fatalf("after cancelling all:\n%v\nhad they never come:\n%v", got, want)
+			l.now += x.pause()
 		}
 	})
 }
 
-func TestACancelledSlotGoesToTheNextThatFits(t *testing.T) {
-	check(t, func(t *rapid.T) {
-		b := buckets().Draw(t, "bucket")
-		r := rule(t, b)
-		p := process{r.NewState()}
-		now := int64(epoch)
-		var uses []use
-		for range rapid.IntRange(2, 20).Draw(t, "waiters") {
-			cost := int64(rapid.IntRange(1, b.Burst).Draw(t, "cost"))
-			if reply := p.ask(r, now, cost, r.Horizon(1)); reply.Wait >= 0 {
-				uses = append(uses, use{slot: now + reply.Wait, cost: cost, receipt: reply.Receipt})
-			}
-		}
-		gone := rapid.SampledFrom(uses).Draw(t, "which")
-		if back := p.run(r, now, driver.Request{Cost: -gone.cost, Receipt: gone.receipt})[0]; back.Wait != gone.cost {
-			t.Fatalf("%d permits of %d came back", back.Wait, gone.cost)
-		}
-		cost := int64(rapid.IntRange(1, int(gone.cost)).Draw(t, "cost"))
-		if reply := p.ask(r, now, cost, r.Horizon(1)); now+reply.Wait > gone.slot {
-			t.Fatalf("the slot in %d µs was given up, the next request waits %d µs", gone.slot-now, reply.Wait)
-		}
-		if again := p.run(r, now, driver.Request{Cost: -gone.cost, Receipt: gone.receipt})[0]; cost < gone.cost && again.Wait != 0 && gone != uses[len(uses)-1] {
-			t.Fatalf("giving back twice returned %d", again.Wait)
-		}
-	})
-}
-
-func TestABatchAnswersAsIfOneByOne(t *testing.T) {
-	check(t, func(t *rapid.T) {
-		b := buckets().Draw(t, "bucket")
-		r := rule(t, b)
-		batched, single := process{r.NewState()}, process{r.NewState()}
-		now := int64(epoch)
-		var receipts []driver.Request
+func TestPeekingChangesNothingAndTellsTheTruth(t *testing.T) {
+	conform(t, func(x *trial) {
+		l := x.life(x.fresh())
+		x.live(l, 15)
 		for range 5 {
-			now += steps(b).Draw(t, "pause")
-			var requests []driver.Request
-			for range rapid.IntRange(1, 6).Draw(t, "size") {
-				if len(receipts) > 0 && rapid.Bool().Draw(t, "give back") {
-					i := rapid.IntRange(0, len(receipts)-1).Draw(t, "which")
-					requests = append(requests, receipts[i])
-					receipts = slices.Delete(receipts, i, i+1)
-					continue
-				}
-				requests = append(requests, driver.Request{
-					Cost:  int64(rapid.IntRange(1, b.Burst).Draw(t, "cost")),
-					Bound: rapid.SampledFrom([]int64{0, driver.Ask, r.Horizon(1)}).Draw(t, "bound"),
-				})
+			l.now += x.pause()
+			cost := x.cost()
+			bound := max(x.bound(cost), 0)
+			before := l.kept()
+			asked := l.ask(x.rule, l.now, cost, driver.Ask)
+			if again := l.ask(x.rule, l.now, cost, driver.Ask); again != asked {
+				x.Fatalf("asked twice: %+v, then %+v", asked, again)
 			}
-			replies := batched.run(r, now, requests...)
-			for i, request := range requests {
-				if one := single.run(r, now, request)[0]; one != replies[i] {
-					t.Fatalf("request %d of %v: in the batch %v, alone %v", i, requests, replies[i], one)
-				}
-				if request.Cost > 0 && replies[i].Wait >= 0 {
-					receipts = append(receipts, driver.Request{Cost: -request.Cost, Receipt: replies[i].Receipt})
-				}
+			if l.kept() != before {
+				x.Fatalf("asking wrote: %s, then %s", before, l.kept())
+			}
+			wait := driver.Ask - asked.Wait
+			want := wait
+			if wait > bound {
+				want = bound - wait
+			}
+			later := x.countsRefusals && want < 0 // the refusal counts itself
+			if reply := l.ask(x.rule, l.now, cost, bound); reply.Wait > want || reply.Wait < want && !later {
+				x.Fatalf("%d µs to wait when asked; then, with a bound of %d: %+v", wait, bound, reply)
 			}
 		}
 	})

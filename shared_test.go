@@ -9,6 +9,7 @@ import (
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
 )
 
 func newShared(t testing.TB, store headgate.Store, opts ...headgate.Option) *headgate.Shared {
@@ -297,4 +298,58 @@ func TestOfManyWhoSetTheRateOneWins(t *testing.T) {
 			t.Errorf("%d win", n)
 		}
 	})
+}
+
+func TestARateThatExpiresIsForgotten(t *testing.T) {
+	ctx := context.Background()
+	inRealTime(t, func(t *testing.T, store headgate.Store) {
+		s := newShared(t, store)
+		changed(t, true)(s.SetRate(ctx, perMinutes(10, 1)))
+		if err := s.Expire(ctx, time.Millisecond/2); !errors.Is(err, headgate.ErrInvalid) {
+			t.Errorf("half a millisecond: %v", err)
+		}
+		if err := s.Expire(ctx, 50*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		changed(t, true)(s.UpdateRate(ctx, perMinutes(11, 1))) // which does not keep it
+		eventually(t, "the rate expires", func() bool {
+			_, err := s.Allow(ctx)
+			return errors.Is(err, headgate.ErrNotInitialized)
+		})
+		changed(t, true)(s.TrySetRate(ctx, perMinutes(10, 1)))
+		if n := available(t, s.Limiter); n != 10 {
+			t.Errorf("the old state is back: %d", n)
+		}
+	})
+}
+
+// A decision is one call of one script, a change is one command, and after it each process has one decision of two calls.
+func TestASharedDecisionIsOneCall(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	s, other := newShared(t, headgate.Redis(server.Client())), newShared(t, headgate.Redis(server.Client()))
+	calls := func() int { return server.Calls("evalsha") + server.Calls("eval") }
+	count := func(what string, want int, f func()) {
+		t.Helper()
+		before := calls()
+		f()
+		if got := calls() - before; got != want {
+			t.Errorf("%s: %d calls, want %d", what, got, want)
+		}
+	}
+	count("a change", 1, func() { changed(t, true)(s.SetRate(ctx, perMinutes(100, 1))) })
+	allowN(t, s.Limiter, 1) // loads the script
+	count("the first decision of a process", 2, func() { allowN(t, other.Limiter, 1) })
+	count("ten decisions", 10, func() {
+		for range 5 {
+			allowN(t, s.Limiter, 1)
+			allowN(t, other.Limiter, 1)
+		}
+	})
+	count("an update", 1, func() { changed(t, true)(s.UpdateRate(ctx, perMinutes(200, 1))) })
+	count("the other's decision after it", 2, func() { allowN(t, other.Limiter, 1) })
+	count("and the one after that", 1, func() { allowN(t, other.Limiter, 1) })
+	count("a client's", 1, func() { allowN(t, other.For("client"), 1) })
+	count("setting what is set", 1, func() { changed(t, false)(other.SetRate(ctx, perMinutes(200, 1))) })
+	count("deciding after that", 1, func() { allowN(t, s.Limiter, 1) })
 }

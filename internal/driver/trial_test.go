@@ -122,7 +122,7 @@ func conform(t *testing.T, promise func(x *trial)) {
 					x := s.trial(t)
 					x.fresh = func() half {
 						limiters++
-						return server{rdb: rdb, key: fmt.Sprint(limiters)}.half(x)
+						return server{rdb: rdb, key: fmt.Sprint(limiters), guarded: limiters%2 == 0}.half(x)
 					}
 					promise(x)
 				})

@@ -100,3 +100,19 @@ func once(ctx context.Context, c call, want bool) error {
 	}
 	return err
 }
+
+// headgateShared has its parameters in Redis.
+func headgateShared(store headgate.Store, key string, l limit) (call, error) {
+	limiter, err := headgate.NewShared(store, key)
+	if err != nil {
+		return nil, err
+	}
+	algorithm := algos.TokenBucket{Rate: l.rate, Per: l.per, Burst: l.burst}
+	if _, err := limiter.SetRate(context.Background(), algorithm); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (bool, error) {
+		decision, err := limiter.Allow(ctx)
+		return decision.Allowed, err
+	}, nil
+}

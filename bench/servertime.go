@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+
+	"github.com/headgate-go/headgate"
 )
 
 // serverTime measures how long the server is busy with one decision, as it counts itself: the script and the commands
@@ -22,6 +24,7 @@ func serverTime(rdb client, rounds int) ([]row, error) {
 		{name: "refused, to redis_rate's allowed", peer: even.peerAllowed, ours: even.oursRefused, bar: bar{0.75, ratio}},
 		{name: "refused, to redis_rate's refused", peer: even.peerRefused, ours: even.oursRefused},
 		{name: "allowed, uneven rate", peer: uneven.peerAllowed, ours: uneven.oursAllowed},
+		{name: "allowed, shared, to Headgate's plain one", peer: even.oursAllowed, ours: even.sharedAllowed},
 		{name: "refused, uneven rate, to redis_rate's allowed", peer: uneven.peerAllowed, ours: uneven.oursRefused},
 	}
 	for i := range rows {
@@ -32,13 +35,17 @@ func serverTime(rdb client, rounds int) ([]row, error) {
 
 // serverTimes are the server's µs a decision, by who asked and what was answered.
 type serverTimes struct {
-	peerAllowed, oursAllowed, peerRefused, oursRefused series
+	peerAllowed, oursAllowed, sharedAllowed, peerRefused, oursRefused series
 }
 
 // serverTimesOf measures under a limit that grants everything, and under one that denies everything.
 func serverTimesOf(rdb client, rounds int, granting, denying limit) (serverTimes, error) {
 	var all serverTimes
 	peerAllows, oursAllow, err := pair(rdb, userKey, granting)
+	if err != nil {
+		return all, err
+	}
+	sharedAllows, err := headgateShared(headgate.Redis(rdb), userKey, granting)
 	if err != nil {
 		return all, err
 	}
@@ -52,7 +59,7 @@ func serverTimesOf(rdb client, rounds int, granting, denying limit) (serverTimes
 		}
 	}
 	for round := range rounds + 1 {
-		var peerAllowed, oursAllowed, peerRefused, oursRefused series
+		var peerAllowed, oursAllowed, sharedAllowed, peerRefused, oursRefused series
 		timing := func(c call, want bool, into *series) func() error {
 			return func() error {
 				mean, err := turnOnServer(rdb, c, want)
@@ -61,7 +68,7 @@ func serverTimesOf(rdb client, rounds int, granting, denying limit) (serverTimes
 			}
 		}
 		err := interleave(serverTurns,
-			timing(peerAllows, true, &peerAllowed), timing(oursAllow, true, &oursAllowed),
+			timing(peerAllows, true, &peerAllowed), timing(oursAllow, true, &oursAllowed), timing(sharedAllows, true, &sharedAllowed),
 			timing(peerRefuses, false, &peerRefused), timing(oursRefuse, false, &oursRefused))
 		if err != nil {
 			return all, err
@@ -72,6 +79,7 @@ func serverTimesOf(rdb client, rounds int, granting, denying limit) (serverTimes
 		// The median over the turns leaves out those in which the server was interrupted.
 		all.peerAllowed = append(all.peerAllowed, peerAllowed.median())
 		all.oursAllowed = append(all.oursAllowed, oursAllowed.median())
+		all.sharedAllowed = append(all.sharedAllowed, sharedAllowed.median())
 		all.peerRefused = append(all.peerRefused, peerRefused.median())
 		all.oursRefused = append(all.oursRefused, oursRefused.median())
 	}

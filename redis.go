@@ -94,8 +94,12 @@ func (s *redisStore) call(ctx context.Context, p *plan, key string, request driv
 	params := p.paramsAt(s.ahead.Load())
 	n, err := s.send(ctx, p, params.args, key, request)
 	if err == nil && len(n) == 1 && params.dated() && ctx.Err() == nil {
-		s.ahead.Store(n[0] - time.Now().UnixMicro())
-		n, err = s.send(ctx, p, p.renew(n[0]).args, key, request)
+		if s.now == nil { // a client's clock is what the caller wants it to be, and it is the limiter that is ahead
+			s.ahead.Store(n[0] - time.Now().UnixMicro())
+		}
+		if n, err = s.send(ctx, p, p.renew(n[0]).args, key, request); err == nil && len(n) == 1 {
+			err = errDates
+		}
 	}
 	if err != nil {
 		return driver.Reply{}, err
@@ -136,6 +140,9 @@ func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string
 	}
 	return n, err
 }
+
+// errDates means that between two calls a clock went on by more than the dates leave room for; nothing was done.
+var errDates = errors.New("the server's clock is another than it was a moment ago")
 
 // errReply means that something between here and the server changed the reply: the call has run.
 var errReply = errors.New("the reply is not that of Headgate's script")

@@ -22,7 +22,8 @@ var calendarWindowLua string
 // The client knows the calendar and the server's clock picks the day: the client sends the dates around its own now,
 // and clients whose clocks or whose local zones differ agree. If a client's clock is so wrong that its dates are the
 // wrong ones (more than ten minutes or a window), nothing is charged; it learns the server's time from the reply, sends
-// once more, and remembers. That one call takes two round trips.
+// once more, and remembers. That one call takes two round trips. (Where the shards of a Ring or a cluster show different
+// days, more than one does.) A Memory store goes by the clock at its making and the time that has passed since.
 //
 // Windows are otherwise those of FixedWindow, their slots, horizon, giving back and changes of parameters too.
 type CalendarWindow struct {

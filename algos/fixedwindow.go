@@ -24,9 +24,10 @@ var fixedWindowLua string
 // stands open, in its window, for whoever comes next and fits. Giving back is exact until a window has ended, or the
 // parameters change, or the clock goes back.
 //
-// Slots lie at most 1,000 windows and 2^45 µs (about 407 days) ahead. The parameters may change while the limiter is in
-// use: what was used or is reserved keeps its time and is counted anew in windows of the new length, and the next
-// caller's limit decides.
+// Slots lie at most 500 windows and 2^45 µs (about 407 days) ahead. The parameters may change while the limiter is in
+// use: what was used or is reserved keeps its time, and each caller counts it in windows of its own and by its own limit. A
+// longer window counts of the time before what is still remembered; reservations from before can no longer be given
+// back once something is granted by other windows.
 type FixedWindow struct {
 	Limit    int            // permits in a window; at least 1, at most 2^40
 	Window   time.Duration  // a whole number of µs, at least 1 µs, at most 2^45 µs

@@ -25,8 +25,8 @@ var slidingLogLua string
 //
 // Slots are promised up to 2^45 µs (about 407 days) ahead, and up to 2^45 permits. Giving back is exact at the end of the
 // queue: the permits are as if never taken. Permits cancelled in the middle of the queue before their slot stand open,
-// at their slot, for whoever comes next and fits, up to a thousand places; what comes back later than that counts as
-// used.
+// at their slot, each place for itself, for whoever comes next and fits, up to a thousand places; what comes back later
+// than that counts as used.
 //
 // The parameters may change while the limiter is in use: what was granted stays in the log, and the next caller's Limit
 // and Window decide over it. A slot that was given up goes to the next that fits, whatever limit it was granted under. A

@@ -11,14 +11,14 @@ var windowsLua string
 
 const (
 	maxLimit   = 1 << 40 // permits in a window, so that the sums of all windows stay exact
-	maxWindows = 1000    // how many windows ahead a slot may lie, and so what a call may have to look through
+	maxWindows = 500     // how many windows ahead a slot may lie, and so what a call may have to look through
 )
 
 // A window is a run of time, and what was charged to it.
 type window struct {
-	start int64 // when it begins
-	used  int64 // permits
-	open  int64 // permits that were given up in it, and may be taken again though the queue has gone on
+	last int64 // the last slot in it
+	used int64 // permits
+	open int64 // permits that were given up in it, and may be taken again though the queue has gone on
 }
 
 // A grid cuts time into windows.
@@ -31,12 +31,14 @@ type grid interface {
 
 // A book is all that a limiter by windows remembers.
 type book struct {
-	at    int64 // the last save
-	name  int64 // how receipts call it
-	grid  int64 // names how time was cut
-	until int64 // when the last window stops counting
+	at     int64 // the last save
+	name   int64 // how receipts call it
+	named  int64 // how time was cut for those that they were given to
+	until  int64 // when the last window stops counting
+	anchor int64 // when some window begins
 	// windows that still count, in order. Requests queue up at the last one: room that one of them found too small
-	// is closed to those behind it, while room that was given up stands open.
+	// is closed to those behind it, while room that was given up stands open. They hold instants, and each caller cuts
+	// time anew, so that nothing moves where callers have different parameters.
 	windows []window
 }
 
@@ -116,70 +118,78 @@ func (w *windows) Load(rule Rule, now int64) (changed bool) {
 		w.clear()
 		return false
 	}
-	back := max(w.at-now, 0)
-	w.grid = w.rule.cut(w.windows[0].start-back, now)
-	if back > 0 || w.book.grid != w.rule.grid || w.until != w.grid.lasts(w.windows[len(w.windows)-1].start) {
-		w.remap(back)
+	if back := w.at - now; back > 0 { // the clock went back: so do all slots
+		w.anchor, w.until, w.name = w.anchor-back, w.until-back, max(now, w.name+1)
+		w.windows = slices.Clone(w.windows)
+		for i := range w.windows {
+			w.windows[i].last -= back
+		}
 		changed = true
 	}
-	for len(w.windows) > 0 && w.grid.lasts(w.windows[0].start) <= now { // trim
-		w.windows = w.windows[1:]
+	w.grid = w.rule.cut(w.anchor, now)
+	if w.expires(len(w.windows)-1) > w.until {
+		changed = true // for a longer TTL
 	}
-	if len(w.windows) == 0 {
+	switch {
+	case w.expires(len(w.windows)-1) <= now:
 		w.clear()
+	case w.named == w.rule.grid: // trim; those that cut time otherwise may need what has expired here
+		for w.expires(0) <= now {
+			w.windows = w.windows[1:]
+		}
 	}
 	return changed
 }
 
 // clear makes the limiter as new: the next permit begins a window.
 func (w *windows) clear() {
-	w.book = book{name: w.now}
+	w.book = book{name: w.now, named: w.rule.grid, anchor: w.now}
 	w.grid = w.rule.cut(w.now, w.now)
 }
 
-// remap puts what was charged into the windows of another grid, or of a clock that went back: each permit where it was
-// used at the latest, so that it counts at least as long as it should. Those in windows ahead are used when these begin.
-// Receipts from before find nothing any more.
-func (w *windows) remap(back int64) {
-	w.name = max(w.now, w.name+1)
-	var mapped []window
-	for _, old := range w.windows {
-		if old.used == 0 {
-			continue
-		}
-		t := old.start
-		if t <= w.at {
-			t = min(w.at, t+w.book.grid-1) // a calendar's name is longer than any window
-		}
-		t = w.grid.begin(t - back)
-		if n := len(mapped); n > 0 && mapped[n-1].start >= t {
-			mapped[n-1].used += old.used
-		} else {
-			mapped = append(mapped, window{start: t, used: old.used})
-		}
+func (w *windows) begins(i int) int64  { return w.grid.begin(w.windows[i].last) }
+func (w *windows) expires(i int) int64 { return w.grid.lasts(w.begins(i)) }
+
+// room is how many of the permits that were given up in a window can be taken again. By another grid it may have been
+// several windows, which stand side by side.
+func (w *windows) room(i int) int64 {
+	start, left := w.begins(i), w.rule.limit-w.windows[i].used
+	for j := i - 1; j >= 0 && w.begins(j) == start; j-- {
+		left -= w.windows[j].used
 	}
-	w.windows = mapped
+	for j := i + 1; j < len(w.windows) && w.begins(j) == start; j++ {
+		left -= w.windows[j].used
+	}
+	return min(w.windows[i].open, left)
+}
+
+// rename is for receipts by another grid, which would find the wrong window.
+func (w *windows) rename() {
+	if w.named != w.rule.grid {
+		w.name, w.named = max(w.now, w.name+1), w.rule.grid
+	}
 }
 
 // Earliest implements State.
 func (w *windows) Earliest(cost int64) (wait int64) {
+	n := len(w.windows)
 	w.slot, w.fit = w.now, -1
-	if n := len(w.windows); n > 0 && w.windows[n-1].start > w.now {
-		w.slot = w.windows[n-1].start
+	if n > 0 && w.windows[n-1].last > w.now {
+		w.slot = w.windows[n-1].last
 		for i, x := range w.windows[:n-1] {
-			if x.open >= cost && x.used+cost <= w.rule.limit {
-				w.slot, w.fit = max(x.start, w.now), i
+			if x.open >= cost && w.expires(i) > w.now && w.room(i) >= cost {
+				w.slot, w.fit = max(x.last, w.now), i
 				return w.slot - w.now
 			}
 		}
 	}
 	sum := cost
-	for _, x := range slices.Backward(w.windows) {
-		gone := w.grid.lasts(x.start)
+	for i := n - 1; i >= 0; i-- {
+		gone := w.expires(i)
 		if gone <= w.slot {
 			break
 		}
-		if sum += x.used; sum > w.rule.limit {
+		if sum += w.windows[i].used; sum > w.rule.limit {
 			w.slot = gone
 			break
 		}
@@ -189,33 +199,36 @@ func (w *windows) Earliest(cost int64) (wait int64) {
 
 // Take implements State.
 func (w *windows) Take(cost int64) Receipt {
+	w.rename()
 	if w.fit >= 0 {
 		x := &w.windows[w.fit]
 		x.used, x.open = x.used+cost, x.open-cost
-		return Receipt{Period: w.name, Number: x.start}
+		for i := w.fit; i < len(w.windows) && w.windows[i].last < w.slot; i++ {
+			w.windows[i].last = w.slot
+		}
+		return Receipt{Period: w.name, Number: w.slot}
 	}
-	start := w.grid.begin(w.slot)
-	if n := len(w.windows); n == 0 || w.windows[n-1].start != start {
-		w.windows = append(w.windows, window{start: start})
+	if n := len(w.windows); n == 0 || w.begins(n-1) != w.grid.begin(w.slot) {
+		w.windows = append(w.windows, window{})
 	}
 	last := &w.windows[len(w.windows)-1]
-	last.used += cost
+	last.last, last.used = w.slot, last.used+cost
 	last.open = min(last.open, max(w.rule.limit-last.used, 0))
-	return Receipt{Period: w.name, Number: start}
+	return Receipt{Period: w.name, Number: w.slot}
 }
 
 // GiveBack implements State.
 func (w *windows) GiveBack(receipt Receipt, cost int64) (returned int64) {
-	if receipt.Period != w.name {
+	if receipt.Period != w.name || w.named != w.rule.grid {
 		return 0
 	}
-	for i := range w.windows {
-		x := &w.windows[i]
-		if x.start == receipt.Number && x.used >= cost {
+	for i := range slices.Backward(w.windows) {
+		if x := &w.windows[i]; w.begins(i) == w.grid.begin(receipt.Number) && x.used >= cost {
 			x.used, returned = x.used-cost, cost
 			if w.rule.handsOn() {
 				x.open += cost
 			}
+			break
 		}
 	}
 	for n := len(w.windows); n > 0 && w.windows[n-1].used == 0; n-- { // the tail: the queue ends earlier
@@ -237,26 +250,31 @@ func (w *windows) Status() Status {
 	if n == 0 {
 		return Status{Remaining: w.rule.limit}
 	}
-	first, last := w.windows[0], w.windows[n-1]
-	s := Status{ResetAfter: w.grid.lasts(last.start) - w.now}
-	switch {
-	case last.start <= w.now:
+	s := Status{ResetAfter: w.expires(n-1) - w.now}
+	if w.windows[n-1].last <= w.now {
 		s.Remaining = w.rule.limit
-		for _, x := range w.windows {
-			s.Remaining -= x.used
+		for i := n - 1; i >= 0 && w.expires(i) > w.now; i-- {
+			s.Remaining -= w.windows[i].used
 		}
-	case first.start <= w.now:
-		s.Remaining = min(first.open, w.rule.limit-first.used)
+		s.Remaining = max(s.Remaining, 0)
+		return s
 	}
-	s.Remaining = max(s.Remaining, 0)
+	for i, x := range w.windows {
+		if x.last > w.now {
+			break
+		}
+		if x.open > 0 && w.expires(i) > w.now {
+			s.Remaining = max(s.Remaining, w.room(i))
+		}
+	}
 	return s
 }
 
 // Save implements State.
 func (w *windows) Save() {
-	w.at, w.book.grid = w.now, w.rule.grid
+	w.at = w.now
 	if n := len(w.windows); n > 0 {
-		w.until = w.grid.lasts(w.windows[n-1].start)
+		w.until = w.expires(n - 1)
 	}
 	w.saved = w.book
 }

@@ -1,8 +1,11 @@
 package driver_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/driver"
@@ -235,16 +238,100 @@ func TestAWindowsReservationsAreBounded(t *testing.T) {
 	r := rule(t, algos.FixedWindow{Limit: 1, Window: time.Second})
 	b := newBoth(t, server{rdb: rdb, key: "far"})
 	var last driver.Reply
-	for range 1001 {
+	for range 501 {
 		last = b.ask(r, epoch, 1, r.Horizon(1))
 	}
-	if last.Wait != 1000*second {
-		t.Errorf("the last of 1001: %+v", last)
+	if last.Wait != 500*second {
+		t.Errorf("the last of 501: %+v", last)
 	}
 	if reply := b.ask(r, epoch, 1, r.Horizon(1)); reply.Wait != -second {
 		t.Errorf("one more: %+v", reply)
 	}
-	if text, _ := b.s.stored(); len(text) > 30_000 {
+	if text, _ := b.s.stored(); len(text) > 15_000 {
 		t.Errorf("%d bytes of state", len(text))
+	}
+}
+
+// Callers with different parameters take turns, as during a deploy: what some of them ask, and are refused, changes nothing
+// for the others. What is reserved stays where it is, however each cuts time.
+func TestAnotherCallersQuestionsMoveNothing(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	cells := func(limit int, window time.Duration, n int) algos.Algorithm {
+		return algos.SlidingWindow{Limit: limit, Window: window, Cells: n}
+	}
+	fixed := func(window time.Duration) algos.Algorithm { return algos.FixedWindow{Limit: 10, Window: window} }
+	calendar := func(every algos.Every, where string) algos.Algorithm {
+		return algos.CalendarWindow{Limit: 10, Every: every, Location: zone(t, where)}
+	}
+	for name, test := range map[string]struct{ mine, other algos.Algorithm }{
+		"windows of twice the length":      {fixed(time.Second), fixed(2 * time.Second)},
+		"windows of one and a half":        {fixed(10 * time.Second), fixed(15 * time.Second)},
+		"windows of a tenth":               {fixed(10 * time.Second), fixed(time.Second)},
+		"hours and days":                   {calendar(algos.Hour, "UTC"), calendar(algos.Day, "UTC")},
+		"weeks and months":                 {calendar(algos.Week(time.Monday), "UTC"), calendar(algos.Month, "UTC")},
+		"days in another zone":             {calendar(algos.Day, "UTC"), calendar(algos.Day, "Europe/Paris")},
+		"days and two hours, across April": {calendar(algos.Day, "Europe/Paris"), calendar(algos.Every(2*time.Hour), "Europe/Paris")},
+		"fewer cells":                      {cells(10, time.Second, 3), cells(10, time.Second, 1)},
+		"more cells":                       {cells(10, 10*time.Second, 5), cells(10, 10*time.Second, 10)},
+		"a longer sliding window":          {cells(10, 10*time.Second, 10), cells(10, 20*time.Second, 10)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mine, other := rule(t, test.mine), rule(t, test.other)
+			run := 0
+			checkN(t, 60, func(rt *rapid.T) {
+				run++
+				alone := process{mine.NewState()}
+				disturbed := newBoth(t, server{rdb: rdb, key: fmt.Sprint(name, run)})
+				disturbed.p = process{mine.NewState()}
+				length := mine.Horizon(1) / 500
+				now := int64(epoch)
+				var receipts []driver.Request
+				for range rapid.IntRange(2, 25).Draw(rt, "length") {
+					now += rapid.SampledFrom([]int64{0, 1, length / 3, length, 2 * length}).Draw(rt, "pause")
+					request := driver.Request{Cost: int64(rapid.IntRange(1, 10).Draw(rt, "cost")), Bound: rapid.SampledFrom([]int64{0, 5 * length, mine.Horizon(1)}).Draw(rt, "bound")}
+					if len(receipts) > 0 && rapid.IntRange(0, 3).Draw(rt, "give back") == 0 {
+						i := rapid.IntRange(0, len(receipts)-1).Draw(rt, "which")
+						request = receipts[i]
+						receipts = append(receipts[:i:i], receipts[i+1:]...)
+					}
+					want := alone.run(mine, now, request)[0]
+					if got := disturbed.run(mine, now, request); got != want {
+						rt.Fatalf("%+v is answered %+v; %+v if the others had not asked", request, got, want)
+					}
+					if request.Cost > 0 && want.Wait >= 0 {
+						receipts = append(receipts, driver.Request{Cost: -request.Cost, Receipt: want.Receipt})
+					}
+					for range rapid.IntRange(0, 2).Draw(rt, "questions") {
+						disturbed.ask(other, now, int64(rapid.IntRange(1, 10).Draw(rt, "asked")), driver.Ask)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Two versions that poll in turns admit about as many as the stricter one does alone: neither shuts the other out.
+func TestTwoVersionsThatPollShutNobodyOut(t *testing.T) {
+	for name, test := range map[string]struct{ one, other algos.Algorithm }{
+		"5 and 10 cells":  {algos.SlidingWindow{Limit: 10, Window: 10 * time.Second, Cells: 5}, algos.SlidingWindow{Limit: 10, Window: 10 * time.Second, Cells: 10}},
+		"10 s and 20 s":   {algos.SlidingWindow{Limit: 10, Window: 10 * time.Second, Cells: 10}, algos.SlidingWindow{Limit: 10, Window: 20 * time.Second, Cells: 10}},
+		"fixed windows":   {algos.FixedWindow{Limit: 10, Window: 10 * time.Second}, algos.FixedWindow{Limit: 10, Window: 15 * time.Second}},
+		"10 and 11 cells": {algos.SlidingWindow{Limit: 10, Window: 10 * time.Second, Cells: 10}, algos.SlidingWindow{Limit: 10, Window: 10 * time.Second, Cells: 11}},
+	} {
+		one, other := rule(t, test.one), rule(t, test.other)
+		p := process{one.NewState()}
+		admitted := 0
+		for i := range int64(120_000) { // 20 minutes
+			r := one
+			if i%2 == 0 {
+				r = other
+			}
+			if p.ask(r, epoch+i*10*millisecond, 1, 0).Wait == 0 {
+				admitted++
+			}
+		}
+		if admitted < 500 {
+			t.Errorf("%s: %d admitted in 20 minutes", name, admitted)
+		}
 	}
 }

@@ -88,7 +88,9 @@ func (l *Limiter) For(parts ...string) *Limiter {
 			sub.err = invalidf("For: part %d is empty", i)
 		}
 		sub.path += "/" + escape(part)
-		sub.parts += "/" + escape(part)
+		if sub.shared != nil {
+			sub.parts += "/" + escape(part)
+		}
 	}
 	if sub.shared == nil {
 		sub.key = storedKey(sub.prefix, sub.path, sub.plan.rule.Suffix())

@@ -80,8 +80,8 @@ func everyAlgorithm() map[string]algos.Algorithm {
 		"sliding log":     algos.SlidingLog{Limit: 10, Window: 10 * day},
 		"log of refusals": algos.SlidingLog{Limit: 10, Window: 10 * day, CountDenied: true},
 		"sliding window":  algos.SlidingWindow{Limit: 10, Window: 10 * day, Cells: 10},
-		"warm-up":         algos.WarmUp{Rate: 1, Per: day, Period: 10 * day},
-		"bursty warm-up":  algos.WarmUp{Rate: 10, Per: time.Second},
+		"warm-up":         algos.WarmUp{Rate: 1, Per: day, Period: 10 * day, ColdFactor: 3},
+		"bursty warm-up":  algos.WarmUp{Rate: 10, Per: time.Second, ColdFactor: 3},
 	}
 }
 

@@ -51,7 +51,7 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 		}
 	}
 	e := m.entries[key]
-	fresh := e == nil
+	fresh := e == nil || e.expires < now // as Redis forgets it, by whatever parameters it was counted
 	if fresh {
 		m.lives++
 		e = &entry{state: p.rule.NewState(), life: m.lives}

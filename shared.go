@@ -17,11 +17,16 @@ import (
 // algorithm.
 //
 // A process keeps what it last saw, sends it along, and the script that decides compares. So a decision is still one call;
-// after a change each process has one that is two. Until somebody has set them every verb returns ErrNotInitialized.
+// the first of a process, and those under way when a change comes, are two. A request for more than the limiter ever
+// grants is checked against what is stored, by a call. Until somebody has set the parameters, or when Redis has lost
+// them, every verb returns ErrNotInitialized: call TrySetRate then, too.
+//
+// Changes are no operations that a Hook sees, and the default name of the limiter is "shared". A zone that is stored must
+// be known on every machine: import time/tzdata where there is none.
 //
 // For gives each of its keys the same parameters and a state of its own, all in one hash slot.
 type Shared struct {
-	*Limiter
+	Limiter
 }
 
 // NewShared makes a limiter whose parameters are in the store. It makes no call. The errors are those of New.
@@ -35,7 +40,7 @@ func NewShared(store Store, key string, opts ...Option) (*Shared, error) {
 		return nil, err
 	}
 	l.shared = &shared{base: l.path, key: storedKey(l.prefix, l.path, "rate")}
-	return &Shared{l}, nil
+	return &Shared{*l}, nil
 }
 
 // shared is what the limiters of one NewShared know of their terms.
@@ -55,13 +60,14 @@ func (s *Shared) TrySetRate(ctx context.Context, algorithm algos.Algorithm) (set
 
 // SetRate replaces the algorithm and its parameters, and the limiter begins anew, those of For too. It reports whether it
 // did: if these are already set it changes nothing, so calling it at every start of a process lifts no limit. Slots that
-// were given out before keep their time, and come on top.
+// were given out before keep their time, and come on top. An Expire stays.
 func (s *Shared) SetRate(ctx context.Context, algorithm algos.Algorithm) (changed bool, err error) {
 	return s.change(ctx, changeSet, algorithm)
 }
 
 // UpdateRate replaces the parameters, and what was used stays used, in permits: see the algorithm for what a change of
-// its parameters does. Another algorithm begins anew. It reports whether it did: if these are already set it changes
+// its parameters does. (What has expired by the old parameters before the next decision is gone.) Another algorithm
+// begins anew. It reports whether it did: if these are already set it changes
 // nothing. If nothing is set the error is ErrNotInitialized.
 func (s *Shared) UpdateRate(ctx context.Context, algorithm algos.Algorithm) (changed bool, err error) {
 	return s.change(ctx, changeUpdate, algorithm)
@@ -129,6 +135,9 @@ func (l *Limiter) terms(ctx context.Context, c change) (text string, changed boo
 	if err := l.usable(ctx); err != nil {
 		return "", false, err
 	}
+	if l.shared == nil {
+		return "", false, invalidf("the limiter was not made by NewShared")
+	}
 	text, changed, err = l.store.terms(ctx, l.shared.key, c)
 	if err == nil && text == "" {
 		err = ErrNotInitialized
@@ -163,8 +172,8 @@ func (l *Limiter) learn(text string) (*plan, error) {
 func (l *Limiter) newSharedPlan(text string) (*plan, error) {
 	mark, terms, _ := strings.Cut(text, " ")
 	algorithm, err := algos.ParseTerms(terms)
-	if err != nil {
-		return nil, err
+	if err != nil { // it is not the caller's argument that is bad
+		return nil, &StoreError{Op: "terms", Err: errors.New(err.Error())}
 	}
 	p, err := newPlan(algorithm)
 	if err != nil {
@@ -202,7 +211,7 @@ func (l *Limiter) decideShared(ctx context.Context, n int, bound int64) (grant, 
 			if readErr != nil {
 				return grant{}, readErr
 			}
-			if now == p {
+			if now.terms == p.terms {
 				return grant{}, err
 			}
 			p = now

@@ -11,7 +11,38 @@ import (
 	"github.com/headgate-go/headgate/internal/redistest"
 )
 
-// Four processes under load while the limit is raised, cut, updated and replaced: a witness outside counts what each was
+// A decision is one call of one script, a change is one command, and after it each process has one decision of two calls.
+func TestASharedDecisionIsOneCall(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	s, other := newShared(t, headgate.Redis(server.Client())), newShared(t, headgate.Redis(server.Client()))
+	calls := func() int { return server.Calls("evalsha") + server.Calls("eval") }
+	count := func(what string, want int, f func()) {
+		t.Helper()
+		before := calls()
+		f()
+		if got := calls() - before; got != want {
+			t.Errorf("%s: %d calls, want %d", what, got, want)
+		}
+	}
+	count("a change", 1, func() { changed(t, true)(s.SetRate(ctx, perMinutes(100, 1))) })
+	allowN(t, &s.Limiter, 1) // loads the script
+	count("the first decision of a process", 2, func() { allowN(t, &other.Limiter, 1) })
+	count("ten decisions", 10, func() {
+		for range 5 {
+			allowN(t, &s.Limiter, 1)
+			allowN(t, &other.Limiter, 1)
+		}
+	})
+	count("an update", 1, func() { changed(t, true)(s.UpdateRate(ctx, perMinutes(200, 1))) })
+	count("the other's decision after it", 2, func() { allowN(t, &other.Limiter, 1) })
+	count("and the one after that", 1, func() { allowN(t, &other.Limiter, 1) })
+	count("a client's", 1, func() { allowN(t, other.For("client"), 1) })
+	count("setting what is set", 1, func() { changed(t, false)(other.SetRate(ctx, perMinutes(200, 1))) })
+	count("deciding after that", 1, func() { allowN(t, &s.Limiter, 1) })
+}
+
+// Four clients under load while the limit is raised and cut: a witness outside counts what each was
 // granted, by the terms that it was granted by.
 func TestProcessesUnderLoadFollowEveryChange(t *testing.T) {
 	ctx := context.Background()

@@ -42,10 +42,17 @@ func (s *redisStore) terms(ctx context.Context, key string, c change) (text stri
 	reply, err := bounded(ctx,
 		func(ctx context.Context) ([]any, error) {
 			cmd := redis.NewSliceCmd(ctx, args...)
-			_ = s.client.Process(ctx, once{cmd}) // a second time it would answer that nothing changed
+			if c.kind == changeNothing {
+				_ = s.client.Process(ctx, cmd)
+			} else {
+				_ = s.client.Process(ctx, once{cmd}) // a second time it would answer that nothing changed
+			}
 			return cmd.Result()
 		},
 		func([]any) {})
+	if err != nil && c.kind == changeNothing {
+		return "", false, &StoreError{Op: "terms", Err: redact(err, key)}
+	}
 	if err != nil {
 		return "", false, storeError("terms", key, err)
 	}

@@ -7,6 +7,11 @@
 -- Reply     the terms that count afterwards (for delete: those that did), '' if there are none; and 1 if this changed them
 -- Writes    KEYS[1]; a TTL that it has stays
 local call = redis.call
+if ARGV[1] == 'delete' then -- whatever it is
+  local stored = redis.pcall('GET', KEYS[1])
+  call('DEL', KEYS[1])
+  return { type(stored) == 'string' and stored or '', 0 }
+end
 local stored = call('GET', KEYS[1]) or ''
 local kind, text = ARGV[1], ARGV[2]
 local mark, terms = string.match(stored, '^(%S*) (.*)$')
@@ -15,8 +20,6 @@ if kind == 'expire' and stored ~= '' then
   call('PEXPIRE', KEYS[1], text)
 elseif kind == 'persist' then
   call('PERSIST', KEYS[1])
-elseif kind == 'delete' then
-  call('DEL', KEYS[1])
 elseif kind == 'try' and stored == '' or kind == 'set' and terms ~= text or kind == 'update' and stored ~= '' and terms ~= text then
   if kind ~= 'update' or string.match(terms, '^%S+') ~= string.match(text, '^%S+') then mark = ARGV[3] end
   stored = mark .. ' ' .. text

@@ -46,20 +46,39 @@ func Terms(algorithm Algorithm) (string, error) {
 		numbers = []int64{int64(a.Limit), int64(a.Window), int64(a.Cells)}
 	case WarmUp:
 		numbers = []int64{int64(a.Rate), int64(a.Per), int64(a.Period), int64(a.ColdFactor)}
+		if a.ColdFactor == 0 {
+			numbers[3] = defaultCold
+		}
 	default:
-		return "", fmt.Errorf("%w: a %T cannot be shared: only the algorithms of package algos can", ErrInvalid, algorithm)
+		return "", fmt.Errorf("%w: a %T cannot be shared: only the algorithms of package algos can, by value", ErrInvalid, algorithm)
 	}
 	words := []string{rule.Name()}
 	for _, n := range numbers {
 		words = append(words, strconv.FormatInt(n, 10))
 	}
 	if zone != nil {
-		if known, err := time.LoadLocation(zone.String()); err != nil || known.String() != zone.String() {
-			return "", fmt.Errorf("%w: the zone %q has no name that other machines know; take one by time.LoadLocation", ErrInvalid, zone)
+		if !known(zone) {
+			return "", fmt.Errorf("%w: the zone %q is not one that other machines know by its name; take one by time.LoadLocation", ErrInvalid, zone)
 		}
 		words = append(words, zone.String())
 	}
 	return strings.Join(words, " "), nil
+}
+
+// known tells whether a zone is what other machines know by its name: a FixedZone may be called anything.
+func known(zone *time.Location) bool {
+	name := zone.String()
+	other, err := time.LoadLocation(name)
+	if err != nil || name == "" || name == "Local" {
+		return false
+	}
+	for day := time.Unix(0, 0); day.Year() < 2040; day = day.AddDate(0, 0, 7) {
+		_, offset := day.In(zone).Zone()
+		if _, theirs := day.In(other).Zone(); theirs != offset {
+			return false
+		}
+	}
+	return true
 }
 
 // ParseTerms reads what Terms wrote. The error matches ErrInvalid.

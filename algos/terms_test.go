@@ -36,8 +36,8 @@ func TestTermsReadBackAreTheAlgorithm(t *testing.T) {
 			FixedWindow{Limit: n("limit"), Window: time.Hour, Location: zone},
 			CalendarWindow{Limit: n("limit"), Every: rapid.SampledFrom([]Every{Minute, Day, Month, Year, Week(time.Tuesday)}).Draw(t, "every"), Location: calendarZone},
 			SlidingLog{Limit: n("limit"), Window: span("window"), CountDenied: rapid.Bool().Draw(t, "denied")},
-			SlidingWindow{Limit: n("limit"), Window: span("window"), Cells: n("cells")},
-			WarmUp{Rate: n("rate"), Per: span("per"), Period: span("period"), ColdFactor: rapid.IntRange(0, 100).Draw(t, "cold")},
+			SlidingWindow{Limit: n("limit"), Window: span("window"), Cells: rapid.IntRange(1, 250).Draw(t, "cells")},
+			WarmUp{Rate: n("rate"), Per: span("per"), Period: span("period"), ColdFactor: rapid.IntRange(1, 100).Draw(t, "cold")},
 		}).Draw(t, "algorithm")
 		text, err := Terms(algorithm)
 		if err != nil {
@@ -57,12 +57,17 @@ func (stranger) Rule() (Rule, error) { return TokenBucket{Rate: 1, Per: time.Sec
 
 func TestTermsOfWhatNoOtherMachineKnowsAreRefused(t *testing.T) {
 	for name, algorithm := range map[string]Algorithm{
-		"none":                            nil,
-		"bad parameters":                  TokenBucket{},
-		"somebody else's algorithm":       stranger{},
-		"a zone of this process":          CalendarWindow{Limit: 1, Every: Day, Location: time.FixedZone("here", 3600)},
-		"a zone with a space":             FixedWindow{Limit: 1, Window: time.Hour, Location: time.FixedZone("not here", 0)},
-		"a zone that has a number's name": FixedWindow{Limit: 1, Window: time.Hour, Location: time.FixedZone("7", 0)},
+		"none":                             nil,
+		"bad parameters":                   TokenBucket{},
+		"somebody else's algorithm":        stranger{},
+		"a zone of this process":           CalendarWindow{Limit: 1, Every: Day, Location: time.FixedZone("here", 3600)},
+		"a zone that is called as another": CalendarWindow{Limit: 1, Every: Day, Location: time.FixedZone("Europe/Paris", -7*3600)},
+		"a zone that is summer time here":  CalendarWindow{Limit: 1, Every: Day, Location: time.FixedZone("CET", 3600)},
+		"another UTC":                      CalendarWindow{Limit: 1, Every: Day, Location: time.FixedZone("UTC", 3*3600)},
+		"a zone called Local":              CalendarWindow{Limit: 1, Every: Day, Location: time.FixedZone("Local", 3600)},
+		"an algorithm by its pointer":      &TokenBucket{Rate: 1, Per: time.Second, Burst: 1},
+		"a zone with a space":              FixedWindow{Limit: 1, Window: time.Hour, Location: time.FixedZone("not here", 0)},
+		"a zone that has a number's name":  FixedWindow{Limit: 1, Window: time.Hour, Location: time.FixedZone("7", 0)},
 	} {
 		if text, err := Terms(algorithm); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %q, %v", name, text, err)

@@ -55,7 +55,7 @@ func (w WarmUp) Rule() (Rule, error) {
 	}
 	period, cold := w.Period.Microseconds(), int64(w.ColdFactor)
 	if cold == 0 {
-		cold = 3
+		cold = defaultCold
 	}
 	switch {
 	case w.Period < 0 || w.Period%time.Microsecond != 0 || period > maxSpan:
@@ -75,6 +75,9 @@ func (w WarmUp) Rule() (Rule, error) {
 	r.limit = min(max(r.full/r.each, 1), r.most)
 	return r, nil
 }
+
+// defaultCold is Guava's.
+const defaultCold = 3
 
 // maxCold keeps 2 × (ColdFactor + 1) × Per below 2^53.
 const maxCold = 100

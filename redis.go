@@ -67,7 +67,7 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 	if err == nil {
 		return grant{Reply: reply, plan: p, key: key}, nil
 	}
-	if moved, ok := err.(*movedError); ok { // bare: nothing has wrapped it
+	if moved, ok := errors.AsType[*movedError](err); ok {
 		return grant{}, moved
 	}
 	op := "decide"

@@ -123,11 +123,10 @@ func (s *Shared) Delete(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := s.newSharedPlan(text)
-	if err != nil {
-		return nil // by another version: its state expires by itself
+	if p, err := s.newSharedPlan(text); err == nil {
+		return s.store.reset(ctx, s.stateKey(p))
 	}
-	return s.store.reset(ctx, s.stateKey(p))
+	return nil // by another version: its state expires by itself
 }
 
 // terms reads or changes what is stored.

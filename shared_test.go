@@ -12,9 +12,9 @@ import (
 	"github.com/headgate-go/headgate/internal/redistest"
 )
 
-func newShared(t testing.TB, store headgate.Store, opts ...headgate.Option) *headgate.Shared {
+func newShared(t testing.TB, store headgate.Store) *headgate.Shared {
 	t.Helper()
-	s, err := headgate.NewShared(store, "shared", opts...)
+	s, err := headgate.NewShared(store, "shared")
 	if err != nil {
 		t.Fatal(err)
 	}

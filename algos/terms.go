@@ -118,7 +118,7 @@ func popZone(words *[]string) (*time.Location, error) {
 	*words = (*words)[:n-1]
 	zone, err := time.LoadLocation(last)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the stored zone is not known on this machine: %v", ErrInvalid, err)
+		return nil, fmt.Errorf("%w: the stored zone is not known on this machine: %w", ErrInvalid, err)
 	}
 	return zone, nil
 }

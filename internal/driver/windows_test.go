@@ -109,6 +109,13 @@ func TestFixedWindows(t *testing.T) {
 			{2, 1, 99, 8, 0},
 		})
 	})
+	t.Run("room that was given up and taken again is not open, however the limit is raised", func(t *testing.T) {
+		b := newBoth(t, server{rdb: rdb, key: "taken again"})
+		replies := b.rows(ten, []row{{0, 6, 0, 0, 4}, {0, 4, 0, 0, 0}})
+		b.cancel(ten, epoch, 4, replies[1].Receipt)
+		b.rows(ten, []row{{0, 4, 0, 0, 0}, {0, 5, 99, 10, 0}})
+		b.rows(rule(t, algos.FixedWindow{Limit: 14, Window: 10 * time.Second}), []row{{0, 4, 99, 10, 0}})
+	})
 	t.Run("cancelling the end of the queue opens what it had closed", func(t *testing.T) {
 		b := newBoth(t, server{rdb: rdb, key: "tail"})
 		replies := b.rows(ten, []row{{0, 6, 0, 0, 4}, {1, 5, 99, 9, 0}, {1, 9, 99, 19, 0}})

@@ -171,3 +171,17 @@ func TestChangingTheCalendarKeepsWhatWasUsed(t *testing.T) {
 		})
 	}
 }
+
+// A client whose clock is more than a year off sends dates of another year first: the answers are those of the server's
+// clock all the same, as far ahead as slots are promised.
+func TestDatesOfAWrongClockDecideNothing(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.CalendarWindow{Limit: 1, Every: algos.Month, Location: zone(t, "America/New_York")})
+	now := time.Date(2025, 1, 31, 15, 0, 0, 0, zone(t, "America/New_York")).UnixMicro()
+	for _, off := range []time.Duration{-500 * 24 * time.Hour, -380 * 24 * time.Hour, 20 * 24 * time.Hour, 500 * 24 * time.Hour} {
+		b := newBoth(t, server{rdb: rdb, key: off.String(), off: off.Microseconds()})
+		for range 14 { // newBoth compares each answer with that of a clock that is right
+			b.ask(r, now, 1, r.Horizon(1))
+		}
+	}
+}

@@ -23,6 +23,15 @@ const (
 	VerbPeek    Verb = "peek"
 	VerbCancel  Verb = "cancel"
 	VerbReset   Verb = "reset"
+
+	// Of a Shared limiter:
+	VerbTrySetRate  Verb = "try_set_rate"
+	VerbSetRate     Verb = "set_rate"
+	VerbUpdateRate  Verb = "update_rate"
+	VerbRate        Verb = "rate"
+	VerbExpire      Verb = "expire"
+	VerbClearExpire Verb = "clear_expire"
+	VerbDelete      Verb = "delete"
 )
 
 // An Operation is what a Hook is told at the beginning.

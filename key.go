@@ -13,8 +13,10 @@ import (
 // with the key given to New, the parts given to For, and the algorithm's suffix. What stands in the braces is all
 // that Redis Cluster hashes, so everything of one limiter shares a slot. In base and parts, '%', '/', braces and
 // control characters are written %XX: no key can move to another slot, and no two different lists of parts make the
-// same key. A shared limiter's parts follow the suffix, as "/part/part", so that all of its keys share a slot with its
-// terms, whose suffix is "rate". A path longer than maxPath is stored as "%#" and its SHA-256 in hex, which no escaped path can be.
+// same key. A path longer than maxPath is stored as "%#" and its SHA-256 in hex, which no escaped path can be.
+//
+// All keys of a shared limiter lie in one slot: its terms have the suffix "rate", and the states the suffix
+// "rate:mark:suffix/part/part".
 const maxPath = 200
 
 // storedKey is the key under which the limiter of a path keeps its state.

@@ -13,8 +13,8 @@ import (
 // answers as Redis does, microsecond for microsecond.
 //
 // It reads only time.Now, starts no goroutine and waits for nobody, so it works in the virtual time of
-// testing/synctest; make it inside the bubble. Limiters that are as new are
-// forgotten as new keys come in, so memory is bounded by a small multiple of those that are not.
+// testing/synctest; make it inside the bubble. Limiters that are as new are forgotten as new keys come in, so memory is
+// bounded by a small multiple of those that are not.
 func Memory() Store {
 	return &memoryStore{base: time.Now(), entries: make(map[string]*entry), shared: make(map[string]terms)}
 }
@@ -45,8 +45,8 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
-	if p.termsKey != "" {
-		if text := m.termsAt(p.termsKey).text; text != p.terms {
+	if p.shared != nil {
+		if text := m.termsAt(p.shared.key).text; text != p.terms {
 			return grant{}, &movedError{text}
 		}
 	}

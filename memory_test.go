@@ -37,3 +37,44 @@ func TestMemoryForgetsLimitersThatAreAsNew(t *testing.T) {
 		}
 	})
 }
+
+func TestMemoryForgetsWhatWasASharedLimiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		bucket := algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 10}
+		m := Memory()
+		kept := m.(*memoryStore)
+		set := func(key string) *Shared {
+			s, err := NewShared(m, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.SetRate(ctx, bucket); err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range []*Limiter{&s.Limiter, s.For("a"), s.For("b", "c")} {
+				if _, err := l.Allow(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return s
+		}
+		doomed := set("key")
+		set("key:rate")
+		if err := doomed.Delete(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if len(kept.shared) != 1 || len(kept.entries) != 3 {
+			t.Errorf("%d limiters with %d states are left; want the other one with 3", len(kept.shared), len(kept.entries))
+		}
+		for i := range 10_000 {
+			if err := set(fmt.Sprint(i)).Expire(ctx, time.Second); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := len(kept.shared); n > 1000 {
+			t.Errorf("the parameters of %d limiters are kept for a hundred that have not expired", n)
+		}
+	})
+}

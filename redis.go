@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/headgate-go/headgate/internal/driver"
@@ -15,8 +16,8 @@ import (
 // standalone, Sentinel, Cluster or Ring. The client stays the caller's, to configure and to close.
 //
 // Each decision is one call of one script on one key. A call that charges is sent once, whatever the client's
-// MaxRetries says; it is repeated only after NOSCRIPT, which proves that it did not run. The caller's context bounds
-// each call, its deadline and its cancellation, whatever the client's ContextTimeoutEnabled says. A call whose caller
+// MaxRetries says; it is repeated only after an answer that proves that it did not run: NOSCRIPT, and for up to two seconds
+// LOADING and TRYAGAIN. The caller's context bounds each call, its deadline and its cancellation, whatever the client's ContextTimeoutEnabled says. A call whose caller
 // has left goes on until the client's own timeouts end it, so that what it is granted can be given back.
 //
 // For a nil client it returns nil, which New refuses.
@@ -85,7 +86,10 @@ func (s *redisStore) giveBackLate(ctx context.Context, p *plan, key string, requ
 	ctx, cancel := context.WithTimeout(ctx, lateFor)
 	defer cancel()
 	// If this fails the permits drain as if used: nobody is over the limit for it.
-	_, _ = s.call(ctx, p, key, driver.Request{Cost: -request.Cost, Receipt: late.Receipt})
+	_ = p.giveBack(func(p *plan) error {
+		_, err := s.call(ctx, p, key, driver.Request{Cost: -request.Cost, Receipt: late.Receipt})
+		return err
+	})
 }
 
 // call runs the script once. A second attempt follows only where the first proves that nothing ran, or answers that
@@ -112,10 +116,10 @@ func (s *redisStore) call(ctx context.Context, p *plan, key string, request driv
 
 func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string, request driver.Request) ([]int64, error) {
 	args := make([]any, 0, 5+len(params)+2) // what a charge takes; the rarer ones grow it
-	if p.termsKey == "" {
+	if p.shared == nil {
 		args = append(args, "evalsha", p.sha1, 1, key)
 	} else {
-		args = append(args, "evalsha", p.sha1, 2, key, p.termsKey)
+		args = append(args, "evalsha", p.sha1, 2, key, p.shared.key)
 	}
 	if s.now == nil {
 		args = append(args, "")
@@ -128,17 +132,40 @@ func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string
 	} else {
 		args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
 	}
-	run := s.run
-	if p.termsKey != "" {
-		args = append(args, p.terms)
-		run = s.runGuarded
+	if p.shared == nil {
+		return eval(ctx, p.script.Source, args, s.run)
 	}
-	n, err := run(ctx, args)
-	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") && ctx.Err() == nil {
-		args[0], args[1] = "eval", p.script.Source
-		n, err = run(ctx, args)
+	return eval(ctx, p.script.Source, append(args, p.terms), s.runGuarded)
+}
+
+// eval runs a script, whose EVALSHA the arguments are. It is sent again only after an answer that proves that it did not
+// run: NOSCRIPT, and for two seconds LOADING (the server has just started) and TRYAGAIN (a cluster is moving the keys).
+func eval[T any](ctx context.Context, source string, args []any, run func(context.Context, []any) (T, error)) (T, error) {
+	reply, err := run(ctx, args)
+	var pauses *backoff.ExponentialBackOff
+	for err != nil && ctx.Err() == nil {
+		switch {
+		case redis.HasErrorPrefix(err, "NOSCRIPT") && args[0] == "evalsha":
+			args[0], args[1] = "eval", source
+		case redis.HasErrorPrefix(err, "LOADING"), redis.HasErrorPrefix(err, "TRYAGAIN"):
+			if pauses == nil {
+				pauses = backoff.NewExponentialBackOff(backoff.WithInitialInterval(5*time.Millisecond), backoff.WithMaxElapsedTime(2*time.Second))
+			}
+			pause := pauses.NextBackOff()
+			if pause == backoff.Stop {
+				return reply, err
+			}
+			select {
+			case <-ctx.Done():
+				return reply, err
+			case <-time.After(pause):
+			}
+		default:
+			return reply, err
+		}
+		reply, err = run(ctx, args)
 	}
-	return n, err
+	return reply, err
 }
 
 // errDates means that between two calls a clock went on by more than the dates leave room for; nothing was done.

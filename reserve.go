@@ -2,7 +2,6 @@ package headgate
 
 import (
 	"context"
-	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -205,10 +204,10 @@ func (r *Reservation) giveBack(ctx context.Context) error {
 		defer done()
 	}
 	request := driver.Request{Cost: -int64(r.cost), Receipt: r.grant.Receipt}
-	_, err := r.limiter.store.decide(ctx, r.grant.plan, r.grant.key, request, r.grant.life)
-	if moved, ok := errors.AsType[*movedError](err); ok {
-		err = r.limiter.giveBackMoved(ctx, r.grant, request, moved)
-	}
+	err := r.grant.plan.giveBack(func(p *plan) error {
+		_, err := r.limiter.store.decide(ctx, p, r.grant.key, request, r.grant.life)
+		return err
+	})
 	end(Outcome{Err: err})
 	return err
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/headgate-go/headgate/algos"
-	"github.com/headgate-go/headgate/internal/driver"
 )
 
 // A Shared is a Limiter whose algorithm and parameters are kept in the store, for all who use its key, and can be changed
@@ -21,8 +20,8 @@ import (
 // grants is checked against what is stored, by a call. Until somebody has set the parameters, or when Redis has lost
 // them, every verb returns ErrNotInitialized: call TrySetRate then, too.
 //
-// Changes are no operations that a Hook sees, and the default name of the limiter is "shared". A zone that is stored must
-// be known on every machine: import time/tzdata where there is none.
+// The default name of the limiter is "shared". A zone that is stored must be known on every machine: import time/tzdata
+// where there is none.
 //
 // For gives each of its keys the same parameters and a state of its own, all in one hash slot.
 type Shared struct {
@@ -39,15 +38,8 @@ func NewShared(store Store, key string, opts ...Option) (*Shared, error) {
 	if err := l.apply(opts); err != nil {
 		return nil, err
 	}
-	l.shared = &shared{base: l.path, key: storedKey(l.prefix, l.path, "rate")}
+	l.shared = &shared{key: storedKey(l.prefix, l.path, "rate")}
 	return &Shared{*l}, nil
-}
-
-// shared is what the limiters of one NewShared know of their terms.
-type shared struct {
-	base string // the limiter's key, escaped
-	key  string // where the terms are stored
-	plan atomic.Pointer[plan]
 }
 
 // TrySetRate sets the algorithm and its parameters if none are set, and reports whether it did: the first one wins.
@@ -55,39 +47,43 @@ type shared struct {
 // Errors, of this and of the methods below: ErrInvalid for parameters that no limiter can work with or an algorithm that is
 // not of package algos, the context's error if it has ended before the call, and *StoreError.
 func (s *Shared) TrySetRate(ctx context.Context, algorithm algos.Algorithm) (set bool, err error) {
-	return s.change(ctx, changeTry, algorithm)
+	return s.setRate(ctx, VerbTrySetRate, algorithm)
 }
 
 // SetRate replaces the algorithm and its parameters, and the limiter begins anew, those of For too. It reports whether it
 // did: if these are already set it changes nothing, so calling it at every start of a process lifts no limit. Slots that
 // were given out before keep their time, and come on top. An Expire stays.
 func (s *Shared) SetRate(ctx context.Context, algorithm algos.Algorithm) (changed bool, err error) {
-	return s.change(ctx, changeSet, algorithm)
+	return s.setRate(ctx, VerbSetRate, algorithm)
 }
 
 // UpdateRate replaces the parameters, and what was used stays used, in permits: see the algorithm for what a change of
 // its parameters does. (What has expired by the old parameters before the next decision is gone.) Another algorithm
-// begins anew. It reports whether it did: if these are already set it changes
-// nothing. If nothing is set the error is ErrNotInitialized.
+// begins anew. It reports whether it did: if these are already set it changes nothing. If nothing is set the error is
+// ErrNotInitialized.
 func (s *Shared) UpdateRate(ctx context.Context, algorithm algos.Algorithm) (changed bool, err error) {
-	return s.change(ctx, changeUpdate, algorithm)
+	return s.setRate(ctx, VerbUpdateRate, algorithm)
 }
 
-func (s *Shared) change(ctx context.Context, kind changeKind, algorithm algos.Algorithm) (changed bool, err error) {
+func (s *Shared) setRate(ctx context.Context, verb Verb, algorithm algos.Algorithm) (changed bool, err error) {
+	ctx, end := s.begin(ctx, verb, 0, 0)
+	defer func() { end(Outcome{Err: err}) }()
 	text, err := algos.Terms(algorithm)
 	if err != nil {
 		return false, err
 	}
-	text, changed, err = s.terms(ctx, change{kind: kind, text: text, mark: rand.Text()[:8]})
+	text, changed, err = s.terms(ctx, change{verb: verb, text: text, mark: rand.Text()[:8]})
 	if err != nil {
 		return false, err
 	}
-	_, err = s.learn(text)
+	_, err = s.shared.learn(text)
 	return changed, err
 }
 
 // Rate reads the algorithm and its parameters. If nothing is set the error is ErrNotInitialized.
-func (s *Shared) Rate(ctx context.Context) (algos.Algorithm, error) {
+func (s *Shared) Rate(ctx context.Context) (algorithm algos.Algorithm, err error) {
+	ctx, end := s.begin(ctx, VerbRate, 0, 0)
+	defer func() { end(Outcome{Err: err}) }()
 	p, err := s.refresh(ctx)
 	if err != nil {
 		return nil, err
@@ -103,30 +99,36 @@ func (s *Shared) Expire(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return invalidf("Expire: %v is less than a millisecond", d)
 	}
-	_, _, err := s.terms(ctx, change{kind: changeExpire, expire: d})
-	return err
+	return s.alter(ctx, change{verb: VerbExpire, expire: d})
 }
 
 // ClearExpire undoes Expire.
 func (s *Shared) ClearExpire(ctx context.Context) error {
-	_, _, err := s.terms(ctx, change{kind: changePersist})
+	return s.alter(ctx, change{verb: VerbClearExpire})
+}
+
+func (s *Shared) alter(ctx context.Context, c change) error {
+	ctx, end := s.begin(ctx, c.verb, 0, 0)
+	_, _, err := s.terms(ctx, c)
+	end(Outcome{Err: err})
 	return err
 }
 
-// Delete removes the parameters and this limiter's state. The states of For are never read again, and expire by
-// themselves. It is no error if there is nothing.
+// Delete removes everything: the parameters, with the first call, after which no verb finds the limiter; and then all of
+// its state, that of For too. For this it goes through all the keys of the Redis server that holds the limiter, some
+// hundred in a call, and removes what is this limiter's; a limiter that somebody sets up meanwhile keeps its state. If
+// it ends early, what is left is never read again, and expires by itself. It is no error if there is nothing.
 func (s *Shared) Delete(ctx context.Context) error {
-	text, _, err := s.terms(ctx, change{kind: changeDelete})
-	if errors.Is(err, ErrNotInitialized) {
-		return nil
+	ctx, end := s.begin(ctx, VerbDelete, 0, 0)
+	cursor := "0"
+	for {
+		next, _, err := s.terms(ctx, change{verb: VerbDelete, text: cursor})
+		if err != nil || next == "0" {
+			end(Outcome{Err: err})
+			return err
+		}
+		cursor = next
 	}
-	if err != nil {
-		return err
-	}
-	if p, err := s.newSharedPlan(text); err == nil {
-		return s.store.reset(ctx, s.stateKey(p))
-	}
-	return nil // by another version: its state expires by itself
 }
 
 // terms reads or changes what is stored.
@@ -146,47 +148,16 @@ func (l *Limiter) terms(ctx context.Context, c change) (text string, changed boo
 
 // refresh reads the terms, and is the plan by them.
 func (l *Limiter) refresh(ctx context.Context) (*plan, error) {
-	text, _, err := l.terms(ctx, change{kind: changeNothing})
+	text, _, err := l.terms(ctx, change{verb: VerbRate})
 	if err != nil {
 		return nil, err
 	}
-	return l.learn(text)
-}
-
-// learn makes the plan by the terms that are stored.
-func (l *Limiter) learn(text string) (*plan, error) {
-	if text == "" {
-		return nil, ErrNotInitialized
-	}
-	if p := l.shared.plan.Load(); p != nil && p.terms == text {
-		return p, nil
-	}
-	p, err := l.newSharedPlan(text)
-	if err == nil {
-		l.shared.plan.Store(p)
-	}
-	return p, err
-}
-
-func (l *Limiter) newSharedPlan(text string) (*plan, error) {
-	mark, terms, _ := strings.Cut(text, " ")
-	algorithm, err := algos.ParseTerms(terms)
-	if err != nil { // it is not the caller's argument that is bad
-		return nil, &StoreError{Op: "terms", Err: errors.New(err.Error())}
-	}
-	p, err := newPlan(algorithm)
-	if err != nil {
-		return nil, err
-	}
-	p.script = p.script.Guarded()
-	p.sha1 = p.script.SHA1
-	p.terms, p.termsKey, p.mark = text, l.shared.key, mark
-	return p, nil
+	return l.shared.learn(text)
 }
 
 // stateKey is where the state by a plan is stored.
 func (l *Limiter) stateKey(p *plan) string {
-	return storedKey(l.prefix, l.shared.base, p.rule.Suffix()+":"+p.mark) + shorten(l.parts)
+	return l.shared.key + ":" + p.mark + ":" + p.rule.Suffix() + shorten(l.parts)
 }
 
 // decideShared decides by the terms that are stored, whatever this process believes them to be.
@@ -202,7 +173,7 @@ func (l *Limiter) decideShared(ctx context.Context, n int, bound int64) (grant, 
 		g, err := l.decideBy(ctx, p, l.stateKey(p), n, bound)
 		switch moved, ok := errors.AsType[*movedError](err); {
 		case ok:
-			if p, err = l.learn(moved.text); err != nil {
+			if p, err = l.shared.learn(moved.text); err != nil {
 				return grant{}, err
 			}
 		case errors.Is(err, ErrNeverAllowed): // unless the limit was raised meanwhile
@@ -220,24 +191,52 @@ func (l *Limiter) decideShared(ctx context.Context, n int, bound int64) (grant, 
 	}
 }
 
-// giveBackMoved gives back what was granted by other terms, if the state is still the same.
-func (l *Limiter) giveBackMoved(ctx context.Context, g grant, request driver.Request, moved *movedError) error {
+// shared is what the limiters of one NewShared know of their terms.
+type shared struct {
+	key  string // where the terms are stored; the states' keys begin with it
+	plan atomic.Pointer[plan]
+}
+
+// learn is the plan by the terms that are stored.
+func (s *shared) learn(text string) (*plan, error) {
+	if text == "" {
+		return nil, ErrNotInitialized
+	}
+	if p := s.plan.Load(); p != nil && p.terms == text {
+		return p, nil
+	}
+	mark, terms, _ := strings.Cut(text, " ")
+	algorithm, err := algos.ParseTerms(terms)
+	if err != nil { // it is not the caller's argument that is bad
+		return nil, &StoreError{Op: "terms", Err: errors.New(err.Error())}
+	}
+	p, err := newPlan(algorithm)
+	if err != nil {
+		return nil, err
+	}
+	p.script = p.script.Guarded()
+	p.sha1 = p.script.SHA1
+	p.terms, p.mark, p.shared = text, mark, s
+	s.plan.Store(p)
+	return p, nil
+}
+
+// giveBack has call give back what was granted by p, and does so by the plan that counts if that is another by now.
+func (p *plan) giveBack(call func(*plan) error) error {
 	for {
-		p, err := l.learn(moved.text)
-		if errors.Is(err, ErrNotInitialized) {
-			return nil // nothing is left to give back to
+		err := call(p)
+		moved, ok := errors.AsType[*movedError](err)
+		if !ok {
+			return err
+		}
+		next, err := p.shared.learn(moved.text)
+		if errors.Is(err, ErrNotInitialized) || err == nil && next.mark != p.mark {
+			return nil // the state is gone, and nothing is left to give back to
 		}
 		if err != nil {
 			return err
 		}
-		if l.stateKey(p) != g.key {
-			return nil // the limiter has begun anew
-		}
-		_, err = l.store.decide(ctx, p, g.key, request, g.life)
-		var ok bool
-		if moved, ok = errors.AsType[*movedError](err); !ok {
-			return err
-		}
+		p = next
 	}
 }
 

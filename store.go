@@ -17,7 +17,7 @@ type Store interface {
 	decide(ctx context.Context, p *plan, key string, request driver.Request, life uint64) (grant, error)
 	// reset forgets all that the limiter at key remembers.
 	reset(ctx context.Context, key string) error
-	// terms reads or changes the terms kept at key. It returns those that count afterwards, and whether they are others.
+	// terms reads or changes the terms kept at key. It returns what terms.lua replies.
 	terms(ctx context.Context, key string, change change) (text string, changed bool, err error)
 	source() Source
 }
@@ -39,9 +39,9 @@ type plan struct {
 	params atomic.Pointer[params] // the rule's parameters too, as they were last needed
 
 	// Of limiters whose terms are in the store:
-	terms    string // what is stored, by which the plan was made
-	termsKey string // where; empty for other limiters
-	mark     string // names the state, and is another when that begins anew
+	shared *shared // nil for other limiters
+	terms  string  // what is stored, by which the plan was made
+	mark   string  // names the state, and is another when that begins anew
 }
 
 // params are parameters as arguments, and the instants between which they serve.

@@ -3,54 +3,47 @@ package headgate
 import (
 	"context"
 	_ "embed"
+	"maps"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/headgate-go/headgate/internal/driver"
 )
 
 //go:embed terms.lua
 var termsLua string
 
+var termsScript = driver.ScriptOf(termsLua)
+
 // A change is what is done to the terms of a shared limiter, in one step.
 type change struct {
-	kind   changeKind
-	text   string        // the new terms
-	mark   string        // and what names the state if it begins anew
-	expire time.Duration // for changeExpire
+	verb   Verb          // VerbRate to read them
+	text   string        // the new terms; for VerbDelete, where to go on
+	mark   string        // what names the state if it begins anew
+	expire time.Duration // for VerbExpire
 }
-
-// changeKind is what terms.lua calls it.
-type changeKind string
-
-const (
-	changeNothing changeKind = "read"
-	changeTry     changeKind = "try"
-	changeSet     changeKind = "set"
-	changeUpdate  changeKind = "update"
-	changeExpire  changeKind = "expire"
-	changePersist changeKind = "persist"
-	changeDelete  changeKind = "delete"
-)
 
 // terms implements Store.
 func (s *redisStore) terms(ctx context.Context, key string, c change) (text string, changed bool, err error) {
-	args := []any{"eval", termsLua, 1, key, string(c.kind), c.text, c.mark}
-	if c.kind == changeExpire {
+	args := []any{"evalsha", termsScript.SHA1, 1, key, string(c.verb), c.text, c.mark}
+	if c.verb == VerbExpire {
 		args[5] = c.expire.Milliseconds()
 	}
+	run := func(ctx context.Context, args []any) ([]any, error) {
+		cmd := redis.NewSliceCmd(ctx, args...)
+		if c.verb == VerbRate || c.verb == VerbDelete {
+			_ = s.client.Process(ctx, cmd)
+		} else {
+			_ = s.client.Process(ctx, once{cmd}) // a second time it would answer that nothing changed
+		}
+		return cmd.Result()
+	}
 	reply, err := bounded(ctx,
-		func(ctx context.Context) ([]any, error) {
-			cmd := redis.NewSliceCmd(ctx, args...)
-			if c.kind == changeNothing {
-				_ = s.client.Process(ctx, cmd)
-			} else {
-				_ = s.client.Process(ctx, once{cmd}) // a second time it would answer that nothing changed
-			}
-			return cmd.Result()
-		},
+		func(ctx context.Context) ([]any, error) { return eval(ctx, termsScript.Source, args, run) },
 		func([]any) {})
-	if err != nil && c.kind == changeNothing {
+	if err != nil && c.verb == VerbRate {
 		return "", false, &StoreError{Op: "terms", Err: redact(err, key)}
 	}
 	if err != nil {
@@ -85,26 +78,43 @@ func (m *memoryStore) termsAt(key string) terms {
 func (m *memoryStore) terms(_ context.Context, key string, c change) (text string, changed bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if c.verb == VerbDelete {
+		delete(m.shared, key)
+		maps.DeleteFunc(m.entries, func(state string, _ *entry) bool { return strings.HasPrefix(state, key+":") })
+		return "0", true, nil
+	}
 	t := m.termsAt(key)
 	mark, had, _ := strings.Cut(t.text, " ")
-	switch stored := t.text != ""; {
-	case c.kind == changeExpire && stored:
+	set := t.text != ""
+	switch {
+	case c.verb == VerbExpire && set:
 		t.expires = m.now() + c.expire.Milliseconds()*1000
-	case c.kind == changePersist:
+	case c.verb == VerbClearExpire:
 		t.expires = 0
-	case c.kind == changeDelete:
-		delete(m.shared, key)
-		return t.text, false, nil
-	case c.kind == changeTry && !stored, c.kind == changeSet && had != c.text, c.kind == changeUpdate && stored && had != c.text:
-		if c.kind != changeUpdate || firstWord(had) != firstWord(c.text) {
+	case c.verb == VerbTrySetRate && !set, c.verb == VerbSetRate && had != c.text, c.verb == VerbUpdateRate && set && had != c.text:
+		if c.verb != VerbUpdateRate || firstWord(had) != firstWord(c.text) {
 			mark = c.mark
 		}
 		t.text, changed = mark+" "+c.text, true
 	}
 	if t.text != "" {
+		if !set {
+			m.sweepTerms()
+		}
 		m.shared[key] = t
 	}
 	return t.text, changed, nil
+}
+
+// sweepTerms is sweep for terms that have expired. Under mu.
+func (m *memoryStore) sweepTerms() {
+	looked := 0
+	for key := range m.shared {
+		m.termsAt(key)
+		if looked++; looked == 4 {
+			return
+		}
+	}
 }
 
 func firstWord(text string) string {

@@ -44,13 +44,14 @@ func NewScript(rule algos.Rule) (Script, error) {
 		}
 		source.WriteString(body)
 	}
-	return newScript(source.String()), nil
+	return ScriptOf(source.String()), nil
 }
 
 // Guarded is the script with guard.lua before it.
-func (s Script) Guarded() Script { return newScript(guardLua + s.Source) }
+func (s Script) Guarded() Script { return ScriptOf(guardLua + s.Source) }
 
-func newScript(source string) Script {
+// ScriptOf is the script of a source.
+func ScriptOf(source string) Script {
 	sum := sha1.Sum([]byte(source))
 	return Script{Source: source, SHA1: hex.EncodeToString(sum[:])}
 }

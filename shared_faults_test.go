@@ -229,11 +229,15 @@ func TestASharedDecisionWhileItsSlotMoves(t *testing.T) {
 	move(terms)
 	var asked atomic.Int32
 	rdb.AddHook(onCall(func(redis.Cmder) error { asked.Add(1); return nil }))
-	moved := make(chan struct{})
+	answered, moved := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(moved)
 		for asked.Load() < 3 { // one call, and it was told to try again twice
-			time.Sleep(time.Millisecond)
+			select {
+			case <-answered:
+				return
+			case <-time.After(time.Millisecond):
+			}
 		}
 		move(states...)
 		for _, c := range []*redis.Client{to, from} {
@@ -241,12 +245,13 @@ func TestASharedDecisionWhileItsSlotMoves(t *testing.T) {
 		}
 	}()
 	d, err := s.Allow(ctx)
+	close(answered)
 	<-moved
 	if err != nil || !d.Allowed || d.Limit-d.Remaining != 2 {
 		t.Errorf("%+v, %v", d, err)
 	}
 	if asked.Load() < 3 {
-		t.Errorf("it was asked %d times", asked.Load())
+		t.Fatalf("it was asked %d times", asked.Load())
 	}
 	if d := allowN(t, &s.Limiter, 1); d.Limit-d.Remaining != 3 {
 		t.Errorf("%+v", d)

@@ -2,9 +2,15 @@ package headgate_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
@@ -42,82 +48,214 @@ func TestASharedDecisionIsOneCall(t *testing.T) {
 	count("deciding after that", 1, func() { allowN(t, &s.Limiter, 1) })
 }
 
-// Four clients under load while the limit is raised and cut: a witness outside counts what each was
-// granted, by the terms that it was granted by.
-func TestProcessesUnderLoadFollowEveryChange(t *testing.T) {
-	ctx := context.Background()
-	server := redistest.Start(t)
-	admin := newShared(t, headgate.Redis(server.Client()))
-	const window = 100 * time.Millisecond
-	log := func(limit int) algos.SlidingLog { return algos.SlidingLog{Limit: limit, Window: window} }
-	changed(t, true)(admin.SetRate(ctx, log(20)))
+// window is what the processes' limits are for. It is short, so that there are many of them.
+const window = 200 * time.Millisecond
 
-	type use struct {
-		limit         int
-		before, after time.Time // of the call: the grant lies between
+func logOf(limit int) algos.SlidingLog { return algos.SlidingLog{Limit: limit, Window: window} }
+
+// A use is a permit as a witness sees it: by what limit it was granted, when the call began and ended, and when it was to
+// be used: no earlier than from, no later than to. In µs since 1970.
+type use struct{ limit, before, after, from, to int64 }
+
+// useShared takes permits of a shared limiter as fast as it can, now and by reservation, and reports each use.
+func useShared(addr string, begin func(), stop <-chan struct{}, report func(string, ...any)) error {
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	defer rdb.Close()
+	s, err := headgate.NewShared(headgate.Redis(rdb), "shared")
+	if err != nil {
+		return err
 	}
-	var mu sync.Mutex
-	var uses []use
-	stop := make(chan struct{})
-	var processes sync.WaitGroup
-	for range 4 {
-		s := newShared(t, headgate.Redis(server.Client()))
-		processes.Go(func() {
+	type outcome struct{ headgate.Outcome }
+	noted, err := headgate.NewShared(headgate.Redis(rdb), "shared", headgate.WithHook(
+		func(ctx context.Context, _ headgate.Operation) (context.Context, func(headgate.Outcome)) {
+			return ctx, func(o headgate.Outcome) { ctx.Value(outcome{}).(*outcome).Outcome = o }
+		}))
+	if err != nil {
+		return err
+	}
+	begin()
+	var callers sync.WaitGroup
+	for caller := range 4 {
+		callers.Go(func() {
 			for {
 				select {
 				case <-stop:
 					return
 				default:
 				}
-				before := time.Now()
-				d, err := s.Allow(ctx)
-				if err != nil {
-					t.Error(err)
-					return
+				var o outcome
+				before := time.Now().UnixMicro()
+				if caller == 0 { // quoted ahead, and used at the slot
+					_, err := noted.Reserve(context.WithValue(context.Background(), outcome{}, &o), headgate.Within(window/2))
+					if err != nil && !errors.Is(err, headgate.ErrDenied) {
+						report("error %v", err)
+						return
+					}
+				} else {
+					d, err := s.Allow(context.Background())
+					if err != nil {
+						report("error %v", err)
+						return
+					}
+					o.Decision = d
 				}
-				if d.Allowed {
-					mu.Lock()
-					uses = append(uses, use{d.Limit, before, time.Now()})
-					mu.Unlock()
+				after := time.Now().UnixMicro()
+				if o.Decision.Allowed {
+					ahead := o.Delay.Microseconds()
+					report("use %d %d %d %d %d", o.Decision.Limit, before, after, before+ahead, after+ahead)
+				} else {
+					time.Sleep(time.Millisecond)
 				}
 			}
 		})
 	}
-	limit := 20
-	var cut []time.Time // when a smaller limit was set for certain
-	for _, next := range []int{60, 10, 40, 5, 30, 5} {
-		time.Sleep(3 * window / 2)
-		changed(t, true)(admin.UpdateRate(ctx, log(next)))
-		if next < limit {
-			cut = append(cut, time.Now())
-		}
-		limit = next
-	}
-	time.Sleep(window)
-	close(stop)
-	processes.Wait()
+	callers.Wait()
+	return nil
+}
 
-	// Grants that surely lie within one window: from the beginning of a call to the end of another.
-	for i, first := range uses {
-		n, most := 0, 0
+// Four processes under load while the limit is raised, cut and replaced. The witness sees only the uses: never more in a
+// window than the limit by which the last of them was granted, slots that were quoted before counted, and no use by a
+// limit that was no longer set when its call began. A replaced limit begins anew.
+func TestProcessesUnderLoadFollowEveryChange(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	admin := newShared(t, headgate.Redis(server.Client()))
+	type phase struct {
+		limit    int
+		replaced bool  // by SetRate, else by UpdateRate
+		from, to int64 // surely set from, and to; µs since 1970
+	}
+	phases := []*phase{
+		{limit: 20, replaced: true}, {limit: 60}, {limit: 10},
+		{limit: 40, replaced: true}, {limit: 5}, {limit: 30},
+		{limit: 50, replaced: true}, {limit: 6},
+	}
+	var uses []use
+	processes, ended := startChildren(t, children, "share", server.Addr, func(line string) {
+		var u use
+		if n, _ := fmt.Sscanf(line, "use %d %d %d %d %d", &u.limit, &u.before, &u.after, &u.from, &u.to); n != 5 {
+			t.Errorf("a process says %q", line)
+		}
+		uses = append(uses, u)
+	})
+	for i, p := range phases {
+		if i > 0 {
+			phases[i-1].to = time.Now().UnixMicro()
+		}
+		if p.replaced {
+			changed(t, true)(admin.SetRate(ctx, logOf(p.limit)))
+		} else {
+			changed(t, true)(admin.UpdateRate(ctx, logOf(p.limit)))
+		}
+		p.from, p.to = time.Now().UnixMicro(), math.MaxInt64
+		if i == 0 {
+			for _, c := range processes {
+				c.say()
+			}
+		}
+		time.Sleep(2 * window)
+	}
+	for _, c := range processes {
+		c.say()
+	}
+	ended()
+
+	anew := make(map[int64]int) // which beginning a limit is of
+	granted := make(map[int64]int)
+	beginning := 0
+	for _, p := range phases {
+		if p.replaced {
+			beginning++
+		}
+		anew[int64(p.limit)] = beginning
 		for _, u := range uses {
-			if !u.before.Before(first.before) && u.after.Before(first.before.Add(window)) {
+			if u.before >= p.from+clocks && u.after <= p.to-clocks && u.limit != int64(p.limit) {
+				t.Errorf("a use by a limit of %d while %d was set", u.limit, p.limit)
+			}
+		}
+	}
+	for _, last := range uses {
+		granted[last.limit]++
+		n := int64(1)
+		for _, u := range uses {
+			// Decided before it, and used in the window that ends with it, for certain.
+			if anew[u.limit] == anew[last.limit] && u.after < last.before && u.from > last.to-window.Microseconds()+clocks {
 				n++
-				most = max(most, u.limit)
 			}
 		}
-		if n > most {
-			t.Errorf("%d grants in the window of grant %d, by limits of at most %d", n, i, most)
+		if n > last.limit {
+			t.Errorf("use %d of the window was granted by a limit of %d", n, last.limit)
 		}
 	}
-	for _, at := range cut {
-		for _, u := range uses {
-			if u.before.After(at) && u.before.Before(at.Add(window)) && u.limit > 10 {
-				t.Errorf("a grant by a limit of %d after it was cut", u.limit)
+	for _, p := range phases {
+		if granted[int64(p.limit)] < p.limit/2 {
+			t.Errorf("%d uses by the limit of %d", granted[int64(p.limit)], p.limit)
+		}
+	}
+	t.Logf("%d uses: %v", len(uses), granted)
+}
+
+// changeShared changes the rate for as long as it lives.
+func changeShared(addr string, begin func(), stop <-chan struct{}, _ func(string, ...any)) error {
+	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1})
+	defer rdb.Close()
+	s, err := headgate.NewShared(headgate.Redis(rdb), "shared")
+	if err != nil {
+		return err
+	}
+	begin()
+	ctx := context.Background()
+	for {
+		select {
+		case <-stop:
+			return nil
+		default: // errors too: the server is killed under it
+			_, _ = s.SetRate(ctx, slow)
+			_, _ = s.Allow(ctx)
+			_, _ = s.UpdateRate(ctx, perMinutes(7, 1))
+			_ = s.Expire(ctx, time.Hour)
+			_ = s.ClearExpire(ctx)
+			_ = s.Delete(ctx)
+		}
+	}
+}
+
+// Whenever the one who changes a limit is killed, or Redis, which keeps what it has written: either the old limit counts
+// or the new one or, after a Delete, none.
+func TestAChangeThatIsKilledIsMadeOrIsNot(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	s := newShared(t, headgate.Redis(server.Client()))
+	for round := range 8 {
+		processes, ended := startChildren(t, 1, "change", server.Addr, func(line string) { t.Errorf("a process says %q", line) })
+		processes[0].say()
+		calls := server.Calls("evalsha")
+		eventually(t, "changes are made", func() bool { return server.Calls("evalsha") > calls+20 })
+		time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
+		if round%2 == 0 {
+			_ = processes[0].cmd.Process.Kill()
+			ended()
+		} else {
+			server.Kill()
+			processes[0].say()
+			ended()
+			server.Restart()
+		}
+		algorithm, err := s.Rate(ctx)
+		if errors.Is(err, headgate.ErrNotInitialized) {
+			if _, err := s.Allow(ctx); !errors.Is(err, headgate.ErrNotInitialized) {
+				t.Errorf("round %d: not set, and %v", round, err)
 			}
+			continue
+		}
+		if err != nil || algorithm != algos.Algorithm(slow) && algorithm != algos.Algorithm(perMinutes(7, 1)) {
+			t.Fatalf("round %d: %+v, %v", round, algorithm, err)
+		}
+		if d := allowN(t, &s.Limiter, 1); d.Limit != 1000 && d.Limit != 7 {
+			t.Errorf("round %d: %+v", round, d)
 		}
 	}
-	if len(uses) < 100 {
-		t.Errorf("%d grants in all", len(uses))
+	if err := s.Delete(ctx); err != nil {
+		t.Error(err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -22,19 +23,28 @@ import (
 	"github.com/headgate-go/headgate/internal/redistest"
 )
 
-// childEnv makes the test binary one of several processes: it holds the address of their Redis.
-const childEnv = "HEADGATE_TEST_CHILD"
+// These make the test binary one of several processes: the address of their Redis, and what they do there.
+const (
+	childEnv = "HEADGATE_TEST_CHILD"
+	roleEnv  = "HEADGATE_TEST_ROLE"
+)
 
 const (
 	children = 4
 	waiters  = 100 // in each
 )
 
+// A role is what a child process does. When it is ready it calls the function, which says so and returns when all are to
+// begin; it ends when stop is closed, if not before. What it reports is a line for its parent.
+type role func(addr string, begin func(), stop <-chan struct{}, report func(format string, args ...any)) error
+
+func roles() map[string]role {
+	return map[string]role{"wait": waitOnce, "share": useShared, "change": changeShared}
+}
+
 var shared = algos.TokenBucket{Rate: 200, Per: time.Second, Burst: 1}
 
-// actAsChild runs a child process if this is one. Each of its waiters has a connection of its own. It says when all are
-// ready, waits to be told to go, and reports for each: when it was admitted, its connection, and how far ahead its slot
-// lay when it was given.
+// actAsChild runs a child process if this is one.
 func actAsChild() bool {
 	addr := os.Getenv(childEnv)
 	if addr == "" {
@@ -46,6 +56,74 @@ func actAsChild() bool {
 		defer mu.Unlock()
 		fmt.Printf(format+"\n", args...)
 	}
+	input := bufio.NewReader(os.Stdin)
+	stop := make(chan struct{})
+	begin := func() {
+		report("ready")
+		_, _ = input.ReadString('\n')
+		go func() {
+			_, _ = input.ReadString('\n')
+			close(stop)
+		}()
+	}
+	if err := roles()[os.Getenv(roleEnv)](addr, begin, stop, report); err != nil {
+		report("error %v", err)
+	}
+	return true
+}
+
+// A child is a process that plays a role.
+type child struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+}
+
+// startChildren starts n processes, waits until they are ready, and hands each line that they report to heard, one at a
+// time. ended returns when all have ended, and is nil for those that are to be killed.
+func startChildren(t *testing.T, n int, role, addr string, heard func(line string)) (all []child, ended func()) {
+	t.Helper()
+	var mu sync.Mutex
+	var ready, done sync.WaitGroup
+	for range n {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), childEnv+"="+addr, roleEnv+"="+role)
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, child{cmd, in})
+		ready.Add(1)
+		done.Go(func() {
+			for lines := bufio.NewScanner(out); lines.Scan(); {
+				if lines.Text() == "ready" {
+					ready.Done()
+					continue
+				}
+				mu.Lock()
+				heard(lines.Text())
+				mu.Unlock()
+			}
+			_ = cmd.Wait()
+		})
+	}
+	ready.Wait()
+	return all, done.Wait
+}
+
+// say sends an empty line: to begin, and then to stop.
+func (c child) say() { _, _ = fmt.Fprintln(c.in) }
+
+// waitOnce has a hundred waiters, each with a connection of its own. It reports for each when it was admitted, its
+// connection, and how far ahead its slot lay when it was given.
+func waitOnce(addr string, begin func(), _ <-chan struct{}, report func(string, ...any)) error {
 	start := make(chan struct{})
 	var ready, done sync.WaitGroup
 	for range waiters {
@@ -57,11 +135,10 @@ func actAsChild() bool {
 		})
 	}
 	ready.Wait()
-	report("ready")
-	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+	begin()
 	close(start)
 	done.Wait()
-	return true
+	return nil
 }
 
 func childWait(addr string, ready func(), start <-chan struct{}, report func(string, ...any)) error {
@@ -151,52 +228,20 @@ func TestProcessesShareALimitWithoutAWitnessSeeingMore(t *testing.T) {
 	allowN(t, newLimiter(t, headgate.Redis(rdb), shared), 1) // loads the script
 	type admission struct{ at, ahead int64 }
 	admissions := make(map[string]admission) // by connection
-	var mu sync.Mutex
-	var ready, done sync.WaitGroup
-	var inputs []interface{ Close() error }
-	for range children {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), childEnv+"="+server.Addr)
-		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
+	all, ended := startChildren(t, children, "wait", server.Addr, func(line string) {
+		var a admission
+		var conn string
+		if n, _ := fmt.Sscanf(line, "admitted %d %s %d", &a.at, &conn, &a.ahead); n != 3 {
+			t.Errorf("a child says %q", line)
 		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		inputs = append(inputs, in)
-		ready.Add(1)
-		done.Go(func() {
-			for lines := bufio.NewScanner(out); lines.Scan(); {
-				var a admission
-				var conn string
-				if n, _ := fmt.Sscanf(lines.Text(), "admitted %d %s %d", &a.at, &conn, &a.ahead); n == 3 {
-					mu.Lock()
-					admissions[conn] = a
-					mu.Unlock()
-				} else if lines.Text() == "ready" {
-					ready.Done()
-				} else {
-					t.Errorf("a child says %q", lines.Text())
-				}
-			}
-			if err := cmd.Wait(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	ready.Wait()
+		admissions[conn] = a
+	})
 	calls := server.Calls("evalsha")
 	arrivals := monitor(t, server.Addr, "hg:{witness}:tb")
-	for _, in := range inputs {
-		_ = in.Close() // go
+	for _, c := range all {
+		c.say()
 	}
-	done.Wait()
+	ended()
 
 	const total = children * waiters
 	if len(admissions) != total {

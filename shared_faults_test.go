@@ -128,6 +128,36 @@ func TestDeleteSparesALimiterThatIsSetUpMeanwhile(t *testing.T) {
 	}
 }
 
+// The first step forgets the parameters, and with them all that is counted by them.
+func TestADeleteThatEndsEarlyHasDeletedAllThatCounts(t *testing.T) {
+	ctx := context.Background()
+	rdb := redistest.Start(t).Client()
+	s := newShared(t, headgate.Redis(rdb))
+	changed(t, true)(s.SetRate(ctx, perMinutes(5, 1)))
+	for i := range 1200 {
+		allowN(t, s.For(fmt.Sprint(i)), 1)
+	}
+	leaving, cancel := context.WithCancel(ctx)
+	rdb.AddHook(onCall(func(cmd redis.Cmder) error {
+		if args := cmd.Args(); len(args) > 5 && args[4] == "delete" && args[5] != "0" {
+			cancel()
+		}
+		return nil
+	}))
+	if err := s.Delete(leaving); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if _, err := s.For("0").Allow(ctx); !errors.Is(err, headgate.ErrNotInitialized) {
+		t.Errorf("%v", err)
+	}
+	changed(t, true)(s.TrySetRate(ctx, perMinutes(5, 1)))
+	for i := range 1200 {
+		if n := available(t, s.For(fmt.Sprint(i))); n != 5 {
+			t.Fatalf("client %d has %d permits", i, n)
+		}
+	}
+}
+
 // P6: what proves that nothing ran is sent again, and only that.
 func TestOnlyAnAnswerThatProvesThatNothingRanIsSentAgain(t *testing.T) {
 	ctx := context.Background()

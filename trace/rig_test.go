@@ -1,4 +1,4 @@
-package trace_test
+package trace
 
 import (
 	"context"
@@ -15,13 +15,12 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
-	oteltrace "go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/redistest"
-	"github.com/headgate-go/headgate/trace"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -42,12 +41,12 @@ func newRig(t *testing.T, opts ...sdktrace.TracerProviderOption) *rig {
 	return r
 }
 
-func (r *rig) instrument(opts ...trace.Option) headgate.Option {
-	return trace.Instrument(append([]trace.Option{trace.WithTracerProvider(r.tracers), trace.WithMeterProvider(r.meters)}, opts...)...)
+func (r *rig) instrument(opts ...Option) headgate.Option {
+	return Instrument(append([]Option{WithTracerProvider(r.tracers), WithMeterProvider(r.meters)}, opts...)...)
 }
 
 // limiter is one named vendor.
-func (r *rig) limiter(store headgate.Store, algorithm algos.Algorithm, opts ...trace.Option) *headgate.Limiter {
+func (r *rig) limiter(store headgate.Store, algorithm algos.Algorithm, opts ...Option) *headgate.Limiter {
 	r.t.Helper()
 	l, err := headgate.New(store, "secret", algorithm, headgate.WithName("vendor"), r.instrument(opts...))
 	if err != nil {
@@ -61,7 +60,7 @@ func (r *rig) limiter(store headgate.Store, algorithm algos.Algorithm, opts ...t
 func (r *rig) lines() []string {
 	ended := r.exporter.GetSpans()
 	r.exporter.Reset()
-	names := map[oteltrace.SpanID]string{}
+	names := map[trace.SpanID]string{}
 	for _, s := range ended {
 		names[s.SpanContext.SpanID()] = s.Name
 	}

@@ -1,4 +1,4 @@
-package trace_test
+package trace
 
 import (
 	"context"
@@ -10,12 +10,11 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	oteltrace "go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/redistest"
-	"github.com/headgate-go/headgate/trace"
 )
 
 // Each verb with each outcome that needs no failure, on both stores.
@@ -217,10 +216,10 @@ func TestWithoutAParentASpanIsARoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	span := r.exporter.GetSpans()[0]
-	if span.Parent.IsValid() || span.SpanKind != oteltrace.SpanKindInternal {
+	if span.Parent.IsValid() || span.SpanKind != trace.SpanKindInternal {
 		t.Errorf("%+v", span)
 	}
-	if s := span.InstrumentationScope; s.Name != "github.com/headgate-go/headgate/trace" || s.SchemaURL == "" {
+	if s := span.InstrumentationScope; s.Name != scope || s.SchemaURL == "" {
 		t.Errorf("scope %+v", s)
 	}
 }
@@ -233,8 +232,8 @@ func TestWhatIsNotSampledIsNotExportedAndStillCounted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, sdktrace.WithSampler(sampler))
 			l := r.limiter(headgate.Memory(), twice)
-			ctx := oteltrace.ContextWithRemoteSpanContext(context.Background(), oteltrace.NewSpanContext(oteltrace.SpanContextConfig{
-				TraceID: oteltrace.TraceID{1}, SpanID: oteltrace.SpanID{1}, Remote: true,
+			ctx := trace.ContextWithRemoteSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
+				TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, Remote: true,
 			}))
 			if err := l.Wait(ctx); err != nil {
 				t.Fatal(err)
@@ -251,7 +250,7 @@ func TestWhatIsNotSampledIsNotExportedAndStillCounted(t *testing.T) {
 func TestScriptCallsAreSpansOnRequest(t *testing.T) {
 	r := newRig(t)
 	ctx := context.Background()
-	l := r.limiter(headgate.Redis(redistest.Start(t).Client()), twice, trace.WithScriptCalls())
+	l := r.limiter(headgate.Redis(redistest.Start(t).Client()), twice, WithScriptCalls())
 	if _, err := l.AllowN(ctx, 2); err != nil {
 		t.Fatal(err)
 	}
@@ -259,11 +258,11 @@ func TestScriptCallsAreSpansOnRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kinds := map[string]oteltrace.SpanKind{}
+	kinds := map[string]trace.SpanKind{}
 	for _, s := range r.exporter.GetSpans() {
 		kinds[s.Name] = s.SpanKind
 	}
-	if kinds["EVALSHA token_bucket"] != oteltrace.SpanKindClient || kinds["allow vendor"] != oteltrace.SpanKindInternal {
+	if kinds["EVALSHA token_bucket"] != trace.SpanKindClient || kinds["allow vendor"] != trace.SpanKindInternal {
 		t.Errorf("kinds %v", kinds)
 	}
 	got := r.lines()
@@ -304,7 +303,7 @@ func TestFailuresOfTheStoreAreErrors(t *testing.T) {
 			r := newRig(t)
 			server := redistest.Start(t)
 			rdb := server.Client(func(o *redis.Options) { o.DialerRetries, o.MaxRetries = 1, -1 })
-			l := r.limiter(headgate.Redis(rdb), twice, trace.WithScriptCalls())
+			l := r.limiter(headgate.Redis(rdb), twice, WithScriptCalls())
 			if err := rdb.Ping(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -395,16 +394,16 @@ func TestTheAlgorithmIsTheOneThatDecided(t *testing.T) {
 // Keys are private: they are nowhere, or on spans, as the user has them shown.
 func TestKeysAreShownOnlyAsTheUserSays(t *testing.T) {
 	for name, test := range map[string]struct {
-		opts []trace.Option
+		opts []Option
 		want string
 	}{
 		"not at all": {nil, ""},
-		"shown":      {[]trace.Option{trace.WithKey(func(key string) string { return "<" + key + ">" })}, "<secret/+4470001>"},
-		"hidden":     {[]trace.Option{trace.WithKey(func(string) string { return "" })}, ""},
+		"shown":      {[]Option{WithKey(func(key string) string { return "<" + key + ">" })}, "<secret/+4470001>"},
+		"hidden":     {[]Option{WithKey(func(string) string { return "" })}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
-			l := r.limiter(headgate.Redis(redistest.Start(t).Client()), twice, append(test.opts, trace.WithScriptCalls())...).For("+4470001")
+			l := r.limiter(headgate.Redis(redistest.Start(t).Client()), twice, append(test.opts, WithScriptCalls())...).For("+4470001")
 			if _, err := l.Allow(context.Background()); err != nil {
 				t.Fatal(err)
 			}

@@ -1,6 +1,8 @@
 package trace
 
 import (
+	"slices"
+
 	"go.opentelemetry.io/otel/attribute"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
@@ -109,14 +111,15 @@ var (
 // What metrics are told apart by: all of few values, whatever the number of keys.
 var (
 	byLimiter  = []attribute.Key{keyLimiter, keyAlgorithm}
-	byDecision = []attribute.Key{keyLimiter, keyAlgorithm, keyOperation, keyResult, keySource, semconv.ErrorTypeKey}
+	byAnswer   = []attribute.Key{keyLimiter, keyAlgorithm, keyOperation, keyResult, keySource}
+	byDecision = append(slices.Clone(byAnswer), semconv.ErrorTypeKey)
 )
 
 var (
 	rowRequests = metricRow{"headgate.requests", counter, "{request}",
 		"calls of Allow, Reserve and Wait", byDecision, nil}
 	rowPermits = metricRow{"headgate.permits", counter, "{permit}",
-		"permits that they asked for, but for those that ended in an error", byDecision, nil}
+		"permits that they asked for, but for those that ended in an error", byAnswer, nil}
 	rowRequestDuration = metricRow{"headgate.request.duration", histogram, "s",
 		"how long a decision took: the call, less the sleep of a Wait", byDecision, callBounds}
 	rowWaitDuration = metricRow{"headgate.wait.duration", histogram, "s",

@@ -3,6 +3,7 @@ package headgate
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -133,15 +134,16 @@ func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string
 		args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
 	}
 	if p.shared == nil {
-		return eval(ctx, p.script.Source, args, s.run)
+		return eval(ctx, &p.observer, p.rule.Name(), p.script.Source, args, s.run)
 	}
-	return eval(ctx, p.script.Source, append(args, p.terms), s.runGuarded)
+	return eval(ctx, &p.observer, p.rule.Name(), p.script.Source, append(args, p.terms), s.runGuarded)
 }
 
 // eval runs a script, whose EVALSHA the arguments are. It is sent again only after an answer that proves that it did not
 // run: NOSCRIPT, and for two seconds LOADING (the server has just started) and TRYAGAIN (a cluster is moving the keys).
-func eval[T any](ctx context.Context, source string, args []any, run func(context.Context, []any) (T, error)) (T, error) {
-	reply, err := run(ctx, args)
+// The hook is told of each, and of the algorithm in the script if there is one.
+func eval[T any](ctx context.Context, o *observer, algorithm, source string, args []any, run func(context.Context, []any) (T, error)) (T, error) {
+	reply, err := observed(ctx, o, algorithm, args, run)
 	var pauses *backoff.ExponentialBackOff
 	for err != nil && ctx.Err() == nil {
 		switch {
@@ -163,7 +165,25 @@ func eval[T any](ctx context.Context, source string, args []any, run func(contex
 		default:
 			return reply, err
 		}
-		reply, err = run(ctx, args)
+		reply, err = observed(ctx, o, algorithm, args, run)
+	}
+	return reply, err
+}
+
+// observed tells the hook, if there is one, of a command.
+func observed[T any](ctx context.Context, o *observer, algorithm string, args []any, run func(context.Context, []any) (T, error)) (T, error) {
+	if o.hook == nil {
+		return run(ctx, args)
+	}
+	command, _ := args[0].(string)
+	ctx, end := o.tell(ctx, Operation{Verb: VerbCall, Algorithm: algorithm, Command: strings.ToUpper(command)})
+	reply, err := run(ctx, args)
+	switch _, moved := errors.AsType[*movedError](err); {
+	case end == nil:
+	case moved: // that the terms are others is an answer and no error
+		end(Outcome{})
+	default:
+		end(Outcome{Err: err})
 	}
 	return reply, err
 }

@@ -17,6 +17,7 @@ type Reservation struct {
 	cost    int
 	grant   grant
 	slot    time.Time
+	made    context.Context // of the operation that made it, as the hook returned it, if there is one
 	state   atomic.Int32
 
 	mu     sync.Mutex
@@ -46,14 +47,16 @@ func (l *Limiter) Reserve(ctx context.Context, opts ...ReserveOption) (*Reservat
 // Errors: *DeniedError, which matches ErrDenied, if the slot is beyond the bound; otherwise as for AllowN. Nothing
 // is charged where an error is returned, unless it is a *StoreError that says Unknown.
 func (l *Limiter) ReserveN(ctx context.Context, n int, opts ...ReserveOption) (*Reservation, error) {
-	ctx, end := l.begin(ctx, VerbReserve, n, 0)
+	ctx, end := l.begin(ctx, VerbReserve, n)
 	r := &Reservation{}
 	within, err := applyReserveOptions(opts)
 	var d Decision
 	if err == nil {
 		d, err = l.reserve(ctx, r, n, within)
 	}
-	end(Outcome{Decision: d, Delay: micros(max(r.grant.Wait, 0)), Err: err})
+	if end != nil {
+		end(outcome(r.grant, d, err))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -71,6 +74,9 @@ func (l *Limiter) reserve(ctx context.Context, r *Reservation, n int, bound time
 	}
 	d := l.decision(g)
 	r.limiter, r.cost, r.grant, r.slot = l, n, g, time.Now().Add(micros(g.Wait))
+	if l.hook != nil {
+		r.made = ctx
+	}
 	if g.Wait < 0 {
 		return d, &DeniedError{Decision: d}
 	}
@@ -99,7 +105,8 @@ func (r *Reservation) Wait(ctx context.Context) error {
 	}
 	gone := r.gone
 	r.mu.Unlock()
-	return r.sleep(ctx, gone)
+	_, err := r.await(ctx, gone)
+	return err
 }
 
 // use marks the reservation as used, and reports whether it may be.
@@ -197,17 +204,20 @@ const giveBackWithin = 100 * time.Millisecond
 // giveBack returns the permits. It is called once, by whoever took the reservation from its holder: a second call
 // would sell a slot twice that somebody else may have taken since.
 func (r *Reservation) giveBack(ctx context.Context) error {
-	ctx, end := r.limiter.begin(ctx, VerbCancel, r.cost, 0)
+	ctx, end := r.begin(ctx, VerbCancel, 0)
 	if ctx.Err() != nil {
 		var done context.CancelFunc
 		ctx, done = context.WithTimeout(context.WithoutCancel(ctx), giveBackWithin)
 		defer done()
 	}
 	request := driver.Request{Cost: -int64(r.cost), Receipt: r.grant.Receipt}
-	err := r.grant.plan.giveBack(func(p *plan) error {
-		_, err := r.limiter.store.decide(ctx, p, r.grant.key, request, r.grant.life)
+	var back grant
+	err := r.grant.plan.giveBack(func(p *plan) (err error) {
+		back, err = r.limiter.store.decide(ctx, p, r.grant.key, request, r.grant.life)
 		return err
 	})
-	end(Outcome{Err: err})
+	if end != nil {
+		end(Outcome{Returned: int(back.Wait), Err: err})
+	}
 	return err
 }

@@ -66,8 +66,10 @@ func (s *Shared) UpdateRate(ctx context.Context, algorithm algos.Algorithm) (cha
 }
 
 func (s *Shared) setRate(ctx context.Context, verb Verb, algorithm algos.Algorithm) (changed bool, err error) {
-	ctx, end := s.begin(ctx, verb, 0, 0)
-	defer func() { end(Outcome{Err: err}) }()
+	ctx, end := s.begin(ctx, verb, 0)
+	if end != nil {
+		defer func() { end(Outcome{Err: err}) }()
+	}
 	text, err := algos.Terms(algorithm)
 	if err != nil {
 		return false, err
@@ -76,14 +78,16 @@ func (s *Shared) setRate(ctx context.Context, verb Verb, algorithm algos.Algorit
 	if err != nil {
 		return false, err
 	}
-	_, err = s.shared.learn(text)
+	_, err = s.shared.learn(text, s.observer)
 	return changed, err
 }
 
 // Rate reads the algorithm and its parameters. If nothing is set the error is ErrNotInitialized.
 func (s *Shared) Rate(ctx context.Context) (algorithm algos.Algorithm, err error) {
-	ctx, end := s.begin(ctx, VerbRate, 0, 0)
-	defer func() { end(Outcome{Err: err}) }()
+	ctx, end := s.begin(ctx, VerbRate, 0)
+	if end != nil {
+		defer func() { end(Outcome{Err: err}) }()
+	}
 	p, err := s.refresh(ctx)
 	if err != nil {
 		return nil, err
@@ -107,10 +111,12 @@ func (s *Shared) ClearExpire(ctx context.Context) error {
 	return s.alter(ctx, change{verb: VerbClearExpire})
 }
 
-func (s *Shared) alter(ctx context.Context, c change) error {
-	ctx, end := s.begin(ctx, c.verb, 0, 0)
-	_, _, err := s.terms(ctx, c)
-	end(Outcome{Err: err})
+func (s *Shared) alter(ctx context.Context, c change) (err error) {
+	ctx, end := s.begin(ctx, c.verb, 0)
+	if end != nil {
+		defer func() { end(Outcome{Err: err}) }()
+	}
+	_, _, err = s.terms(ctx, c)
 	return err
 }
 
@@ -118,16 +124,17 @@ func (s *Shared) alter(ctx context.Context, c change) error {
 // its state, that of For too. For this it goes through all the keys of the Redis server that holds the limiter, some
 // hundred in a call, and removes what is this limiter's; a limiter that somebody sets up meanwhile keeps its state. If
 // it ends early, what is left is never read again, and expires by itself. It is no error if there is nothing.
-func (s *Shared) Delete(ctx context.Context) error {
-	ctx, end := s.begin(ctx, VerbDelete, 0, 0)
+func (s *Shared) Delete(ctx context.Context) (err error) {
+	ctx, end := s.begin(ctx, VerbDelete, 0)
+	if end != nil {
+		defer func() { end(Outcome{Err: err}) }()
+	}
 	cursor := "0"
 	for {
-		next, _, err := s.terms(ctx, change{verb: VerbDelete, text: cursor})
-		if err != nil || next == "0" {
-			end(Outcome{Err: err})
+		cursor, _, err = s.terms(ctx, change{verb: VerbDelete, text: cursor})
+		if err != nil || cursor == "0" {
 			return err
 		}
-		cursor = next
 	}
 }
 
@@ -139,6 +146,7 @@ func (l *Limiter) terms(ctx context.Context, c change) (text string, changed boo
 	if l.shared == nil {
 		return "", false, invalidf("the limiter was not made by NewShared")
 	}
+	c.observer = l.observer
 	text, changed, err = l.store.terms(ctx, l.shared.key, c)
 	if err == nil && text == "" {
 		err = ErrNotInitialized
@@ -152,7 +160,7 @@ func (l *Limiter) refresh(ctx context.Context) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.shared.learn(text)
+	return l.shared.learn(text, l.observer)
 }
 
 // stateKey is where the state by a plan is stored.
@@ -173,7 +181,7 @@ func (l *Limiter) decideShared(ctx context.Context, n int, bound int64) (grant, 
 		g, err := l.decideBy(ctx, p, l.stateKey(p), n, bound)
 		switch moved, ok := errors.AsType[*movedError](err); {
 		case ok:
-			if p, err = l.shared.learn(moved.text); err != nil {
+			if p, err = l.shared.learn(moved.text, l.observer); err != nil {
 				return grant{}, err
 			}
 		case errors.Is(err, ErrNeverAllowed): // unless the limit was raised meanwhile
@@ -198,7 +206,7 @@ type shared struct {
 }
 
 // learn is the plan by the terms that are stored.
-func (s *shared) learn(text string) (*plan, error) {
+func (s *shared) learn(text string, told observer) (*plan, error) {
 	if text == "" {
 		return nil, ErrNotInitialized
 	}
@@ -214,6 +222,7 @@ func (s *shared) learn(text string) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.observer = told
 	p.script = p.script.Guarded()
 	p.sha1 = p.script.SHA1
 	p.terms, p.mark, p.shared = text, mark, s
@@ -229,7 +238,7 @@ func (p *plan) giveBack(call func(*plan) error) error {
 		if !ok {
 			return err
 		}
-		next, err := p.shared.learn(moved.text)
+		next, err := p.shared.learn(moved.text, p.observer)
 		if errors.Is(err, ErrNotInitialized) || err == nil && next.mark != p.mark {
 			return nil // the state is gone, and nothing is left to give back to
 		}

@@ -31,6 +31,9 @@ func TestASharedDecisionIsOneCall(t *testing.T) {
 			t.Errorf("%s: %d calls, want %d", what, got, want)
 		}
 	}
+	if _, err := s.Rate(ctx); !errors.Is(err, headgate.ErrNotInitialized) { // loads the script
+		t.Fatal(err)
+	}
 	count("a change", 1, func() { changed(t, true)(s.SetRate(ctx, perMinutes(100, 1))) })
 	allowN(t, &s.Limiter, 1) // loads the script
 	count("the first decision of a process", 2, func() { allowN(t, &other.Limiter, 1) })

@@ -23,6 +23,8 @@ type change struct {
 	text   string        // the new terms; for VerbDelete, where to go on
 	mark   string        // what names the state if it begins anew
 	expire time.Duration // for VerbExpire
+
+	observer
 }
 
 // terms implements Store.
@@ -41,7 +43,9 @@ func (s *redisStore) terms(ctx context.Context, key string, c change) (text stri
 		return cmd.Result()
 	}
 	reply, err := bounded(ctx,
-		func(ctx context.Context) ([]any, error) { return eval(ctx, termsScript.Source, args, run) },
+		func(ctx context.Context) ([]any, error) {
+			return eval(ctx, &c.observer, "", termsScript.Source, args, run)
+		},
 		func([]any) {})
 	if err != nil && c.verb == VerbRate {
 		return "", false, &StoreError{Op: "terms", Err: redact(err, key)}

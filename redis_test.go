@@ -139,7 +139,8 @@ func TestTheLeastACLSuffices(t *testing.T) {
 	least := []any{"ACL", "SETUSER", "headgate", "on", ">pw", "resetkeys", "~mine:*", "resetchannels", "nocommands",
 		"+evalsha", "+eval", "+time", "+get", "+set", "+del", "+pttl", "+hello",
 		"+zadd", "+zrange", "+zrangebyscore", "+zcount", "+zcard", "+zrem", "+zremrangebyrank", "+zremrangebyscore", // the log
-		"+pexpire", "+unlink"}
+		"+pexpire", "+unlink",
+		"+persist", "+scan"} // a shared limiter
 	for name, connect := range map[string]func(t *testing.T) redis.UniversalClient{
 		"standalone": func(t *testing.T) redis.UniversalClient {
 			server := redistest.Start(t)
@@ -179,7 +180,17 @@ func TestTheLeastACLSuffices(t *testing.T) {
 				}
 				cancel(t, reserve(t, l, 1))
 			}
-			_, err := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("other")).For("secret-user").Allow(ctx)
+			shared, err := headgate.NewShared(headgate.Redis(rdb), "shared", headgate.WithPrefix("mine"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			changed(t, true)(shared.TrySetRate(ctx, slow))
+			changed(t, true)(shared.UpdateRate(ctx, perTick(1, 1)))
+			allowN(t, shared.For("client"), 1)
+			if err := errors.Join(shared.Expire(ctx, time.Hour), shared.ClearExpire(ctx), shared.Delete(ctx)); err != nil {
+				t.Error(err)
+			}
+			_, err = newLimiter(t, headgate.Redis(rdb), slow, headgate.WithPrefix("other")).For("secret-user").Allow(ctx)
 			wantUnknown(t, err, false)
 			if !redis.HasErrorPrefix(err, "NOPERM") || strings.Contains(err.Error(), "secret-user") {
 				t.Errorf("another prefix: %v", err)

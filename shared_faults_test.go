@@ -209,7 +209,7 @@ func TestOnlyAnAnswerThatProvesThatNothingRanIsSentAgain(t *testing.T) {
 func TestWhatIsNotReadyIsNotAskedForEver(t *testing.T) {
 	rdb := redistest.Start(t).Client()
 	l := newLimiter(t, headgate.Redis(rdb), slow)
-	rdb.AddHook(onCall(func(cmd redis.Cmder) error { return serverError("LOADING for hours") }))
+	rdb.AddHook(onCall(func(redis.Cmder) error { return serverError("LOADING for hours") }))
 	_, err := l.Allow(context.Background())
 	wantUnknown(t, err, false)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)

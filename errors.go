@@ -114,7 +114,7 @@ func neverRan(err error) bool {
 	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
 		return true
 	}
-	return errors.Is(err, errDates) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed)
+	return errors.Is(err, errDates) || errors.Is(err, errUnsent) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed)
 }
 
 func invalidf(format string, args ...any) error {

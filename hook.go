@@ -56,7 +56,8 @@ type Operation struct {
 	// have the script.
 	Command string
 	// Links are contexts, as the Hook returned them, of operations that this one belongs to, whether it stands under
-	// them or not: a Sleep or a Cancel belongs to the Wait or Reserve that made the reservation.
+	// them or not: a Sleep or a Cancel belongs to the Wait or Reserve that made the reservation, and a Call that several
+	// operations share to each of them.
 	Links []context.Context
 }
 

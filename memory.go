@@ -61,8 +61,10 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 	}
 	requests := [1]driver.Request{request}
 	var replies [1]driver.Reply
-	if driver.Run(e.state, p.rule, now, requests[:], replies[:]) {
-		e.expires = now + replies[0].Reset
+	changed := driver.Run(e.state, p.rule, now, requests[:], replies[:])
+	// A refusal changes nothing, but by a caller's longer parameters what is owed counts for longer.
+	if until := now + replies[0].Reset; changed || !fresh && until > e.expires {
+		e.expires = until
 		if fresh {
 			m.sweep(now)
 			m.entries[key] = e

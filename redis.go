@@ -16,17 +16,18 @@ import (
 // Redis makes a Store that keeps limits in Redis 6 or later, or a server that speaks its protocol and runs its Lua:
 // standalone, Sentinel, Cluster or Ring. The client stays the caller's, to configure and to close.
 //
-// Each decision is one call of one script on one key. A call that charges is sent once, whatever the client's
-// MaxRetries says; it is repeated only after an answer that proves that it did not run: NOSCRIPT, and for up to two seconds
-// LOADING and TRYAGAIN. The caller's context bounds each call, its deadline and its cancellation, whatever the client's ContextTimeoutEnabled says. A call whose caller
-// has left goes on until the client's own timeouts end it, so that what it is granted can be given back.
+// Each decision is one call of one script on one key, which those that arrive at the same time share. A call that charges
+// is sent once, whatever the client's MaxRetries says; it is repeated only after an answer that proves that it did not
+// run: NOSCRIPT, and for up to two seconds LOADING and TRYAGAIN. The caller's context bounds each call, its deadline and
+// its cancellation, whatever the client's ContextTimeoutEnabled says. A call whose caller has left goes on until the
+// client's own timeouts end it, so that what it is granted can be given back.
 //
 // For a nil client it returns nil, which New refuses.
 func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
 	if client == nil {
 		return nil
 	}
-	s := &redisStore{client: client}
+	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}}
 	for _, opt := range opts {
 		if opt != nil {
 			opt(s)
@@ -45,8 +46,16 @@ func ClientClock() RedisOption {
 	return func(s *redisStore) { s.now = func() int64 { return time.Now().UnixMicro() } }
 }
 
+// Unmerged has each request make a call of its own. Without it, requests for one key that arrive while a call for it is
+// under way share the next one, in the order of their arrival: with many callers of one key that is many times faster,
+// the answers are the same, and one who comes alone notices nothing.
+func Unmerged() RedisOption {
+	return func(s *redisStore) { s.lines.calls = nil }
+}
+
 type redisStore struct {
 	client redis.UniversalClient
+	lines  lines
 	now    func() int64 // nil for the server's clock
 	ahead  atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
 }
@@ -57,15 +66,7 @@ const lateFor = 5 * time.Second
 func (s *redisStore) source() Source { return SourceRedis }
 
 func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, _ uint64) (grant, error) {
-	var reply driver.Reply
-	var err error
-	if ctx.Done() == nil { // not by way of bounded: its functions would cost allocations
-		reply, err = s.call(ctx, p, key, request)
-	} else {
-		reply, err = bounded(ctx,
-			func(ctx context.Context) (driver.Reply, error) { return s.call(ctx, p, key, request) },
-			func(late driver.Reply) { s.giveBackLate(context.WithoutCancel(ctx), p, key, request, late) })
-	}
+	reply, err := s.ask(ctx, line{p, key}, request)
 	if err == nil {
 		return grant{Reply: reply, plan: p, key: key}, nil
 	}
@@ -79,48 +80,33 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 	return grant{}, storeError(op, key, err)
 }
 
-// giveBackLate returns what was granted to a caller who had left when the reply came.
-func (s *redisStore) giveBackLate(ctx context.Context, p *plan, key string, request driver.Request, late driver.Reply) {
-	if request.Cost < 0 || late.Wait < 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, lateFor)
-	defer cancel()
-	// If this fails the permits drain as if used: nobody is over the limit for it.
-	_ = p.giveBack(func(p *plan) error {
-		_, err := s.call(ctx, p, key, driver.Request{Cost: -request.Cost, Receipt: late.Receipt})
-		return err
-	})
-}
-
-// call runs the script once. A second attempt follows only where the first proves that nothing ran, or answers that
-// nothing was done because this machine's clock is wrong: parameters that are dates then follow the server's.
-func (s *redisStore) call(ctx context.Context, p *plan, key string, request driver.Request) (driver.Reply, error) {
-	params := p.paramsAt(s.ahead.Load())
-	n, err := s.send(ctx, p, params.args, key, request)
+// call runs the script once, for all requests in their order, and returns the integers of its replies. A second attempt
+// follows only where the first proves that nothing ran, or answers that nothing was done because this machine's clock is
+// wrong: parameters that are dates then follow the server's. The hook is told of the callers that share the call.
+func (s *redisStore) call(ctx context.Context, at line, requests []driver.Request, callers []context.Context) ([]int64, error) {
+	params := at.plan.paramsAt(s.ahead.Load())
+	n, err := s.send(ctx, at, params.args, requests, callers)
 	if err == nil && len(n) == 1 && params.dated() && ctx.Err() == nil {
 		if s.now == nil { // a client's clock is what the caller wants it to be, and it is the limiter that is ahead
 			s.ahead.Store(n[0] - time.Now().UnixMicro())
 		}
-		if n, err = s.send(ctx, p, p.renew(n[0]).args, key, request); err == nil && len(n) == 1 {
+		if n, err = s.send(ctx, at, at.plan.renew(n[0]).args, requests, callers); err == nil && len(n) == 1 {
 			err = errDates
 		}
 	}
-	if err != nil {
-		return driver.Reply{}, err
+	if err == nil && len(n) != len(requests)*driver.Integers {
+		err = errReply
 	}
-	if len(n) != driver.Integers {
-		return driver.Reply{}, errReply
-	}
-	return driver.ParseReply(n), nil
+	return n, err
 }
 
-func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string, request driver.Request) ([]int64, error) {
-	args := make([]any, 0, 5+len(params)+2) // what a charge takes; the rarer ones grow it
+func (s *redisStore) send(ctx context.Context, at line, params []any, requests []driver.Request, callers []context.Context) ([]int64, error) {
+	p := at.plan
+	args := make([]any, 0, 5+len(params)+2*len(requests)) // what charges take; the rarer ones grow it
 	if p.shared == nil {
-		args = append(args, "evalsha", p.sha1, 1, key)
+		args = append(args, "evalsha", p.sha1, 1, at.key)
 	} else {
-		args = append(args, "evalsha", p.sha1, 2, key, p.shared.key)
+		args = append(args, "evalsha", p.sha1, 2, at.key, p.shared.key)
 	}
 	if s.now == nil {
 		args = append(args, "")
@@ -128,27 +114,38 @@ func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string
 		args = append(args, s.now())
 	}
 	args = append(args, params...)
-	if request.Cost > 0 {
-		args = append(args, request.Cost, request.Bound)
-	} else {
-		args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
+	for _, request := range requests {
+		if request.Cost > 0 {
+			args = append(args, request.Cost, request.Bound)
+		} else {
+			args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
+		}
 	}
+	script := scriptCall{&p.observer, p.rule.Name(), p.script.Source, callers}
 	if p.shared == nil {
-		return eval(ctx, &p.observer, p.rule.Name(), p.script.Source, args, s.run)
+		return eval(ctx, script, args, s.run)
 	}
-	return eval(ctx, &p.observer, p.rule.Name(), p.script.Source, append(args, p.terms), s.runGuarded)
+	return eval(ctx, script, append(args, p.terms), s.runGuarded)
+}
+
+// A scriptCall is what is to be known of a call beside its arguments.
+type scriptCall struct {
+	*observer
+	algorithm string // in the script; may be empty
+	source    string
+	callers   []context.Context // who share it, if there is more than one
 }
 
 // eval runs a script, whose EVALSHA the arguments are. It is sent again only after an answer that proves that it did not
 // run: NOSCRIPT, and for two seconds LOADING (the server has just started) and TRYAGAIN (a cluster is moving the keys).
-// The hook is told of each, and of the algorithm in the script if there is one.
-func eval[T any](ctx context.Context, o *observer, algorithm, source string, args []any, run func(context.Context, []any) (T, error)) (T, error) {
-	reply, err := observed(ctx, o, algorithm, args, run)
+// The hook is told of each.
+func eval[T any](ctx context.Context, script scriptCall, args []any, run func(context.Context, []any) (T, error)) (T, error) {
+	reply, err := observed(ctx, script, args, run)
 	var pauses *backoff.ExponentialBackOff
 	for err != nil && ctx.Err() == nil {
 		switch {
 		case redis.HasErrorPrefix(err, "NOSCRIPT") && args[0] == "evalsha":
-			args[0], args[1] = "eval", source
+			args[0], args[1] = "eval", script.source
 		case redis.HasErrorPrefix(err, "LOADING"), redis.HasErrorPrefix(err, "TRYAGAIN"):
 			if pauses == nil {
 				pauses = backoff.NewExponentialBackOff(backoff.WithInitialInterval(5*time.Millisecond), backoff.WithMaxElapsedTime(2*time.Second))
@@ -165,18 +162,20 @@ func eval[T any](ctx context.Context, o *observer, algorithm, source string, arg
 		default:
 			return reply, err
 		}
-		reply, err = observed(ctx, o, algorithm, args, run)
+		reply, err = observed(ctx, script, args, run)
 	}
 	return reply, err
 }
 
 // observed tells the hook, if there is one, of a command.
-func observed[T any](ctx context.Context, o *observer, algorithm string, args []any, run func(context.Context, []any) (T, error)) (T, error) {
-	if o.hook == nil {
+func observed[T any](ctx context.Context, script scriptCall, args []any, run func(context.Context, []any) (T, error)) (T, error) {
+	if script.hook == nil {
 		return run(ctx, args)
 	}
 	command, _ := args[0].(string)
-	ctx, end := o.tell(ctx, Operation{Verb: VerbCall, Algorithm: algorithm, Command: strings.ToUpper(command)})
+	ctx, end := script.tell(ctx, Operation{
+		Verb: VerbCall, Algorithm: script.algorithm, Command: strings.ToUpper(command), Links: script.callers,
+	})
 	reply, err := run(ctx, args)
 	switch _, moved := errors.AsType[*movedError](err); {
 	case end == nil:

@@ -16,7 +16,7 @@ import (
 // algorithm.
 //
 // A process keeps what it last saw, sends it along, and the script that decides compares. So a decision is still one call;
-// the first of a process, and those under way when a change comes, are two. A request for more than the limiter ever
+// the first of a process is two, and so are its first after a change and those that are under way with it. A request for more than the limiter ever
 // grants is checked against what is stored, by a call. Until somebody has set the parameters, or when Redis has lost
 // them, every verb returns ErrNotInitialized: call TrySetRate then, too.
 //
@@ -51,16 +51,20 @@ func (s *Shared) TrySetRate(ctx context.Context, algorithm algos.Algorithm) (set
 }
 
 // SetRate replaces the algorithm and its parameters, and the limiter begins anew, those of For too. It reports whether it
-// did: if these are already set it changes nothing, so calling it at every start of a process lifts no limit. Slots that
-// were given out before keep their time, and come on top. An Expire stays.
+// did: if these are already set it changes nothing, so calling it at every start of a process lifts no limit. (These are
+// those that are written the same: 60 a minute and 1 a second are two.) Slots that were given out before keep their time,
+// and come on top. What was counted is never read again, and leaves Redis when it would have expired, or by a Delete. An
+// Expire stays.
 func (s *Shared) SetRate(ctx context.Context, algorithm algos.Algorithm) (changed bool, err error) {
 	return s.setRate(ctx, VerbSetRate, algorithm)
 }
 
-// UpdateRate replaces the parameters, and what was used stays used, in permits: see the algorithm for what a change of
-// its parameters does. (What has expired by the old parameters before the next decision is gone.) Another algorithm
-// begins anew. It reports whether it did: if these are already set it changes nothing. If nothing is set the error is
-// ErrNotInitialized.
+// UpdateRate replaces the parameters, and what was used stays used, in permits. A higher limit, burst or rate admits whom
+// the lower one would have admitted, and a lower one leaves no less than nothing. A WarmUp that owes pays by its old rate,
+// though, and windows of another length or number of Cells count what was used in the new window of its last use, so that
+// it may count for longer: see the algorithms. (What has expired by the old parameters before the next decision is gone.)
+// Another algorithm begins anew, as with SetRate. It reports whether it changed something: not if these are already set.
+// If nothing is set the error is ErrNotInitialized.
 func (s *Shared) UpdateRate(ctx context.Context, algorithm algos.Algorithm) (changed bool, err error) {
 	return s.setRate(ctx, VerbUpdateRate, algorithm)
 }
@@ -82,7 +86,7 @@ func (s *Shared) setRate(ctx context.Context, verb Verb, algorithm algos.Algorit
 	return changed, err
 }
 
-// Rate reads the algorithm and its parameters. If nothing is set the error is ErrNotInitialized.
+// Rate reads the algorithm and its parameters, with the defaults filled in. If nothing is set the error is ErrNotInitialized.
 func (s *Shared) Rate(ctx context.Context) (algorithm algos.Algorithm, err error) {
 	ctx, end := s.begin(ctx, VerbRate, 0)
 	if end != nil {
@@ -100,9 +104,6 @@ func (s *Shared) Rate(ctx context.Context) (algorithm algos.Algorithm, err error
 // them. Every verb then returns ErrNotInitialized. The state of a limiter expires by itself when it is as new, so only
 // the parameters need this; a state that outlives them is never read again.
 func (s *Shared) Expire(ctx context.Context, d time.Duration) error {
-	if d < time.Millisecond {
-		return invalidf("Expire: %v is less than a millisecond", d)
-	}
 	return s.alter(ctx, change{verb: VerbExpire, expire: d})
 }
 
@@ -116,25 +117,32 @@ func (s *Shared) alter(ctx context.Context, c change) (err error) {
 	if end != nil {
 		defer func() { end(Outcome{Err: err}) }()
 	}
+	if c.verb == VerbExpire && c.expire < time.Millisecond {
+		return invalidf("Expire: %v is less than a millisecond", c.expire)
+	}
 	_, _, err = s.terms(ctx, c)
 	return err
 }
 
 // Delete removes everything: the parameters, with the first call, after which no verb finds the limiter; and then all of
-// its state, that of For too. For this it goes through all the keys of the Redis server that holds the limiter, some
-// hundred in a call, and removes what is this limiter's; a limiter that somebody sets up meanwhile keeps its state. If
-// it ends early, what is left is never read again, and expires by itself. It is no error if there is nothing.
+// its state, that of For and of earlier rates too. For this it goes through all the keys of the Redis server that holds
+// the limiter, some hundred in a call, and removes what is this limiter's; a limiter that somebody sets up meanwhile keeps
+// its state. If it ends early, with a *StoreError that says Unknown, what is left is never read again, and expires by
+// itself. It is no error if there is nothing.
 func (s *Shared) Delete(ctx context.Context) (err error) {
 	ctx, end := s.begin(ctx, VerbDelete, 0)
 	if end != nil {
 		defer func() { end(Outcome{Err: err}) }()
 	}
-	cursor := "0"
-	for {
-		cursor, _, err = s.terms(ctx, change{verb: VerbDelete, text: cursor})
-		if err != nil || cursor == "0" {
+	for cursor := "0"; ; {
+		next, _, err := s.terms(ctx, change{verb: VerbDelete, text: cursor})
+		if err != nil && cursor != "0" { // the parameters are gone
+			return &StoreError{Op: "terms", Unknown: true, Err: err}
+		}
+		if err != nil || next == "0" {
 			return err
 		}
+		cursor = next
 	}
 }
 

@@ -144,7 +144,9 @@ func TestADeleteThatEndsEarlyHasDeletedAllThatCounts(t *testing.T) {
 		}
 		return nil
 	}))
-	if err := s.Delete(leaving); !errors.Is(err, context.Canceled) {
+	err := s.Delete(leaving)
+	wantUnknown(t, err, true) // the parameters are gone
+	if !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	if _, err := s.For("0").Allow(ctx); !errors.Is(err, headgate.ErrNotInitialized) {
@@ -155,6 +157,29 @@ func TestADeleteThatEndsEarlyHasDeletedAllThatCounts(t *testing.T) {
 		if n := available(t, s.For(fmt.Sprint(i))); n != 5 {
 			t.Fatalf("client %d has %d permits", i, n)
 		}
+	}
+}
+
+// Somebody sets the limiter up again while the first reply of a Delete is on its way, and is lost.
+func TestALostReplyDeletesOnce(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	far := newShared(t, headgate.Redis(server.Client(func(o *redis.Options) { o.Addr = proxy.Addr })))
+	near := newShared(t, headgate.Redis(server.Client()))
+	changed(t, true)(near.SetRate(ctx, slow))
+	allowN(t, &far.Limiter, 1)
+	proxy.Set(redistest.Hold)
+	done := make(chan error)
+	go func() { done <- far.Delete(ctx) }()
+	proxy.Holding()
+	changed(t, true)(near.TrySetRate(ctx, slow))
+	allowN(t, &near.Limiter, 5)
+	proxy.Set(redistest.Cut)
+	wantUnknown(t, <-done, true)
+	proxy.Set(redistest.Pass)
+	if n := available(t, &near.Limiter); n != slow.Burst-5 {
+		t.Errorf("%d are left", n)
 	}
 }
 

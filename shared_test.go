@@ -153,6 +153,19 @@ func TestTheConfigurationRowsOfRedisson(t *testing.T) {
 				t.Errorf("15 of 20: %+v", d)
 			}
 		},
+		"a longer window that somebody was refused by counts for longer": func(t *testing.T, s, other *headgate.Shared) {
+			changed(t, true)(s.SetRate(ctx, perMinutes(10, 1)))
+			allowN(t, &s.Limiter, 10)
+			time.Sleep(30 * time.Second)
+			changed(t, true)(s.UpdateRate(ctx, perMinutes(10, 10)))
+			if d := allowN(t, &other.Limiter, 1); d.Allowed || d.RetryAfter != 9*time.Minute+30*time.Second {
+				t.Errorf("%+v", d)
+			}
+			time.Sleep(31 * time.Second)
+			if d := allowN(t, &other.Limiter, 10); d.Allowed {
+				t.Errorf("it was forgotten: %+v", d)
+			}
+		},
 		"another algorithm begins anew": func(t *testing.T, s, other *headgate.Shared) {
 			changed(t, true)(s.SetRate(ctx, perMinutes(10, 1)))
 			allowN(t, &other.Limiter, 10)

@@ -35,16 +35,16 @@ func (s *redisStore) terms(ctx context.Context, key string, c change) (text stri
 	}
 	run := func(ctx context.Context, args []any) ([]any, error) {
 		cmd := redis.NewSliceCmd(ctx, args...)
-		if c.verb == VerbRate || c.verb == VerbDelete {
+		if c.verb == VerbRate {
 			_ = s.client.Process(ctx, cmd)
-		} else {
-			_ = s.client.Process(ctx, once{cmd}) // a second time it would answer that nothing changed
+		} else { // a second time it would answer that nothing changed, or delete what was set up meanwhile
+			_ = s.client.Process(ctx, once{cmd})
 		}
 		return cmd.Result()
 	}
 	reply, err := bounded(ctx,
 		func(ctx context.Context) ([]any, error) {
-			return eval(ctx, &c.observer, "", termsScript.Source, args, run)
+			return eval(ctx, scriptCall{observer: &c.observer, source: termsScript.Source}, args, run)
 		},
 		func([]any) {})
 	if err != nil && c.verb == VerbRate {

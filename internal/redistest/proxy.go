@@ -18,6 +18,7 @@ type Proxy struct {
 	fate    Fate
 	changed chan struct{} // closed when fate changes
 	held    chan struct{} // has a value for each reply that is being held
+	next    chan struct{} // lets one of them through
 }
 
 // A Fate is what becomes of replies.
@@ -41,7 +42,7 @@ func NewProxy(t testing.TB, server string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{Addr: l.Addr().String(), changed: make(chan struct{}), held: make(chan struct{}, 1000)}
+	p := &Proxy{Addr: l.Addr().String(), changed: make(chan struct{}), held: make(chan struct{}, 1000), next: make(chan struct{})}
 	var wg sync.WaitGroup
 	done := make(chan struct{})
 	wg.Go(func() {
@@ -72,6 +73,9 @@ func (p *Proxy) Set(fate Fate) {
 
 // Holding waits until a reply is being held: the server has executed the request, and the client does not know.
 func (p *Proxy) Holding() { <-p.held }
+
+// Next delivers a reply that is being held. Those after it are held.
+func (p *Proxy) Next() { p.next <- struct{}{} }
 
 func (p *Proxy) current() (Fate, <-chan struct{}) {
 	p.mu.Lock()
@@ -135,10 +139,12 @@ func (p *Proxy) replies(client, server net.Conn, writes *atomic.Bool, done <-cha
 			p.held <- struct{}{}
 			select {
 			case <-changed:
+				fate, changed = p.current()
+			case <-p.next:
+				fate = Pass
 			case <-done:
 				return
 			}
-			fate, changed = p.current()
 		}
 		switch fate {
 		case Cut:

@@ -101,7 +101,7 @@ func TestNothingThatIsBrokenReachesTheCaller(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			do(t, l)
+			do(l)
 			if err := l.WaitN(context.Background(), 2); err != nil {
 				t.Error(err)
 			}

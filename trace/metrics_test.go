@@ -67,7 +67,7 @@ func (r *rig) figures() []string {
 				if a.Key == keyLimiter || a.Key == keyAlgorithm {
 					continue
 				}
-				labels = append(labels, a.Value.Emit())
+				labels = append(labels, a.Value.String())
 			}
 			line := strings.TrimPrefix(name, "headgate.") + " " + strings.Join(append(labels, ""), " ") + fmt.Sprint(p.value)
 			if p.count > 0 {
@@ -170,9 +170,12 @@ func TestSleepersAreCountedWhileTheySleep(t *testing.T) {
 		l := r.limiter(store, twice)
 		ctx, leave := context.WithCancel(context.Background())
 		defer leave()
-		ended := make(chan error, 6)
+		ended := make(chan struct{}, 6)
 		for range 6 { // two go at once
-			go func() { ended <- l.Wait(ctx) }()
+			go func() {
+				_ = l.Wait(ctx)
+				ended <- struct{}{}
+			}()
 		}
 		active := func() float64 { return points(r.collect()["headgate.wait.active"])[0].value }
 		time.Sleep(tick / 2)

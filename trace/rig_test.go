@@ -80,7 +80,7 @@ func (r *rig) lines() []string {
 				named = a.Value.AsString() == "vendor"
 				continue
 			}
-			attributes = append(attributes, strings.TrimPrefix(string(a.Key), "headgate.")+"="+a.Value.Emit())
+			attributes = append(attributes, strings.TrimPrefix(string(a.Key), "headgate.")+"="+a.Value.String())
 		}
 		if !named && strings.Contains(s.Name, "vendor") {
 			r.t.Errorf("%s does not have its limiter's name", s.Name)

@@ -200,7 +200,7 @@ func TestEachOperationIsASpan(t *testing.T) {
 					}
 					return
 				}
-				want := append(test.want[:len(test.want):len(test.want)], "caller: ")
+				want := slices.Concat(test.want, []string{"caller: "})
 				for i := range want {
 					want[i] = strings.ReplaceAll(want[i], "SOURCE", source)
 				}
@@ -270,6 +270,11 @@ func TestScriptCallsAreSpansOnRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	got = append(got, r.lines()...)
+	if slices.ContainsFunc(got, func(line string) bool {
+		return strings.Contains(line, "error.type") || strings.HasSuffix(line, "[Error]")
+	}) {
+		t.Errorf("something is red:\n%s", strings.Join(got, "\n"))
+	}
 	const call = "db.operation.name=%s db.stored_procedure.name=token_bucket db.system.name=redis"
 	for i, want := range []string{
 		// That Redis does not have the script is an answer, and no failure.
@@ -295,13 +300,18 @@ func TestFailuresOfTheStoreAreErrors(t *testing.T) {
 			rdb.LPush(context.Background(), "hg:{secret}:tb", "x")
 			rdb.Expire(context.Background(), "hg:{secret}:tb", time.Minute)
 		},
+		"ERR":     func(*redistest.Server) {}, // Redis does not know the command, and quotes it with the key
 		"OOM":     func(s *redistest.Server) { s.Client().ConfigSet(context.Background(), "maxmemory", "1") },
 		"timeout": func(s *redistest.Server) { s.Pause() },
 		"connect": func(s *redistest.Server) { s.Kill() },
 	} {
 		t.Run(kind, func(t *testing.T) {
 			r := newRig(t)
-			server := redistest.Start(t)
+			var args []string
+			if kind == "ERR" {
+				args = []string{"--rename-command", "evalsha", "", "--rename-command", "eval", ""}
+			}
+			server := redistest.Start(t, args...)
 			rdb := server.Client(func(o *redis.Options) { o.DialerRetries, o.MaxRetries = 1, -1 })
 			l := r.limiter(headgate.Redis(rdb), twice, WithScriptCalls())
 			if err := rdb.Ping(t.Context()).Err(); err != nil {

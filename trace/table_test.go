@@ -16,7 +16,7 @@ import (
 )
 
 // do calls every verb so that every outcome is among them, whether the store answers or not.
-func do(t *testing.T, l *headgate.Limiter) {
+func do(l *headgate.Limiter) {
 	ctx := context.Background()
 	ended, end := context.WithCancel(ctx)
 	end()
@@ -47,7 +47,7 @@ func TestWhatIsSentIsWhatTheTableSays(t *testing.T) {
 	every := twice
 	every.Per = 200 * time.Millisecond
 	l := r.limiter(headgate.Redis(rdb), every, WithScriptCalls(), WithKey(func(key string) string { return key }))
-	do(t, l)
+	do(l)
 	if _, err := l.AllowN(context.Background(), 2); err != nil {
 		t.Fatal(err)
 	}
@@ -179,6 +179,15 @@ func TestTheTableIsWhole(t *testing.T) {
 	}
 	for key := range used {
 		t.Errorf("%s is not explained", key)
+	}
+	for _, row := range metrics {
+		first, last := 0.0001, 10.0 // of calls
+		if row.name == "headgate.wait.duration" {
+			first, last = 0.005, 300
+		}
+		if row.kind == histogram && (row.bounds[0] != first || row.bounds[len(row.bounds)-1] != last) {
+			t.Errorf("%s: bounds %v", row.name, row.bounds)
+		}
 	}
 	if want := []headgate.Verb{
 		headgate.VerbAllow, headgate.VerbReserve, headgate.VerbWait, headgate.VerbSleep,

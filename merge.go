@@ -132,21 +132,21 @@ func (l *lines) begin(at line, waiting []*caller) (batch []*caller) {
 // wait returns the answer, or leaves when the context ends, whatever the client does. What the call grants to one who
 // has left is given back.
 func (c *caller) wait() (driver.Reply, error) {
+	var a answer
 	select {
-	case a := <-c.answers:
-		if a.err != nil && c.ctx.Err() != nil { // which may be why
-			a.err = c.ctx.Err()
-		}
-		return a.Reply, a.err
+	case a = <-c.answers:
 	case <-c.ctx.Done():
+		switch c.state.Swap(settled) {
+		case inLine:
+			return driver.Reply{}, fmt.Errorf("%w: %w", errUnsent, c.ctx.Err())
+		case sent:
+			return driver.Reply{}, c.ctx.Err()
+		}
+		a = <-c.answers // it came just now
 	}
-	switch c.state.Swap(settled) {
-	case inLine:
-		return driver.Reply{}, fmt.Errorf("%w: %w", errUnsent, c.ctx.Err())
-	case sent:
+	if a.err != nil && c.ctx.Err() != nil { // which may be why
 		return driver.Reply{}, c.ctx.Err()
 	}
-	a := <-c.answers // it came just now
 	return a.Reply, a.err
 }
 

@@ -56,6 +56,9 @@ type start struct {
 }
 
 func newStart(n spanNames) start {
+	if n.verb == headgate.VerbCall && n.algorithm == "" {
+		n.algorithm = "terms"
+	}
 	attributes := []attribute.KeyValue{keyLimiter.String(n.limiter)}
 	switch {
 	case n.verb == headgate.VerbCall:

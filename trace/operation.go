@@ -133,7 +133,6 @@ func (o *operation) measure(out headgate.Outcome, took time.Duration) {
 			l.errorType = errorType(out.Err)
 		}
 		o.storeDuration.Record(o.ctx, took.Seconds(), o.series.get(l).record...)
-	case headgate.VerbPeek, headgate.VerbReset: // they ask for no permits
 	}
 }
 
@@ -168,7 +167,7 @@ func (o *operation) endSpan(out headgate.Outcome, took time.Duration) {
 	if out.Algorithm != o.Algorithm { // it was changed, or not known
 		attributes = append(attributes, keyAlgorithm.String(out.Algorithm))
 	}
-	if o.Verb != headgate.VerbReset {
+	if o.Cost > 0 {
 		attributes = append(attributes, keyCost.Int(o.Cost))
 	}
 	result := resultOf(o.Verb, out)

@@ -25,13 +25,18 @@ const (
 )
 
 func resultOf(verb headgate.Verb, out headgate.Outcome) result {
-	switch asked := verb == headgate.VerbAllow || verb == headgate.VerbPeek; {
-	case out.Err == nil && (verb == headgate.VerbCancel || verb == headgate.VerbReset):
-		return done
-	case out.Err == nil && asked && !out.Decision.Allowed:
-		return denied
+	switch {
 	case out.Err == nil:
-		return acquired
+		switch verb {
+		case headgate.VerbAllow, headgate.VerbPeek:
+			if !out.Decision.Allowed {
+				return denied
+			}
+			return acquired
+		case headgate.VerbReserve, headgate.VerbWait, headgate.VerbSleep:
+			return acquired
+		}
+		return done
 	case errors.Is(out.Err, headgate.ErrDenied):
 		return denied
 	case left(out.Err):

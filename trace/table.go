@@ -79,7 +79,7 @@ var attributes = []attributeRow{
 	{semconv.ErrorTypeKey, "`timeout`, `WRONGTYPE`, …", "what kind of error it was: the first word of Redis's reply, `timeout`, `connect`, `connection`, `closed`, `invalid`, `never_allowed`, `not_initialized` or `_OTHER`"},
 	{semconv.DBSystemNameKey, "`redis`", ""},
 	{semconv.DBOperationNameKey, "`EVALSHA`, `EVAL`", "the command"},
-	{semconv.DBStoredProcedureNameKey, "`token_bucket`, …", "the script, by its algorithm"},
+	{semconv.DBStoredProcedureNameKey, "`token_bucket`, …", "the script, by its algorithm; `terms`"},
 	{semconv.DBResponseStatusCodeKey, "`NOSCRIPT`, …", "the first word of an error that Redis replied"},
 }
 
@@ -98,8 +98,21 @@ var spans = []spanRow{
 		[]attribute.Key{keyLimiter, keyAlgorithm, keyCost, keyResult, keyReturned, keyKey, semconv.ErrorTypeKey}},
 	{headgate.VerbReset, "reset {limiter}", trace.SpanKindInternal, "`Reset`",
 		[]attribute.Key{keyLimiter, keyAlgorithm, keyResult, keyKey, semconv.ErrorTypeKey}},
-	{headgate.VerbCall, "{command} {algorithm}", trace.SpanKindClient, "one run of the script in Redis: `EVALSHA`, or `EVAL` where Redis did not have it; with `WithScriptCalls` only",
+	sharedRow(headgate.VerbTrySetRate, "TrySetRate"),
+	sharedRow(headgate.VerbSetRate, "SetRate"),
+	sharedRow(headgate.VerbUpdateRate, "UpdateRate"),
+	sharedRow(headgate.VerbRate, "Rate"),
+	sharedRow(headgate.VerbExpire, "Expire"),
+	sharedRow(headgate.VerbClearExpire, "ClearExpire"),
+	sharedRow(headgate.VerbDelete, "Delete"),
+	{headgate.VerbCall, "{command} {algorithm}", trace.SpanKindClient, "one run of a script in Redis: `EVALSHA`, or `EVAL` where Redis did not have it, and the algorithm in it, or `terms` where a shared limiter's parameters are read or changed; with links to the spans that share it, if there are several; with `WithScriptCalls` only",
 		[]attribute.Key{keyLimiter, semconv.DBSystemNameKey, semconv.DBOperationNameKey, semconv.DBStoredProcedureNameKey, semconv.DBResponseStatusCodeKey, semconv.ErrorTypeKey}},
+}
+
+// sharedRow is of a verb that only a shared limiter has.
+func sharedRow(verb headgate.Verb, method string) spanRow {
+	return spanRow{verb, string(verb) + " {limiter}", trace.SpanKindInternal, "`" + method + "` of a shared limiter",
+		[]attribute.Key{keyLimiter, keyAlgorithm, keyResult, keyKey, semconv.ErrorTypeKey}}
 }
 
 // The boundaries of the buckets, in seconds.

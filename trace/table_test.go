@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/headgate-go/headgate"
+	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/redistest"
 )
 
@@ -65,7 +66,27 @@ func TestWhatIsSentIsWhatTheTableSays(t *testing.T) {
 		_, _ = l.Reserve(context.Background())
 		_, _ = l.Allow(context.Background())
 	}
+	shared := func() {
+		ctx := context.Background()
+		s, err := headgate.NewShared(headgate.Redis(rdb), "secret", headgate.WithName("vendor"),
+			r.instrument(WithScriptCalls(), WithKey(func(key string) string { return key })))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // its algorithm is known the second time
+			_, _ = s.TrySetRate(ctx, every)
+			_, _ = s.Allow(ctx)
+			_, _ = s.SetRate(ctx, every)
+			_, _ = s.UpdateRate(ctx, algos.TokenBucket{})
+			_, _ = s.Rate(ctx)
+			_ = s.Expire(ctx, time.Hour)
+			_ = s.ClearExpire(ctx)
+			_ = s.Delete(ctx)
+		}
+	}
+	shared()
 	server.Kill()
+	shared()
 	_ = l.Reset(context.Background())
 
 	t.Run("spans", func(t *testing.T) { compareSpans(t, r) })
@@ -78,7 +99,7 @@ func compareSpans(t *testing.T, r *rig) {
 		verb, _, _ := strings.Cut(s.Name, " ")
 		i := slices.IndexFunc(spans, func(row spanRow) bool {
 			return string(row.verb) == verb && row.name == verb+" {limiter}" && s.Name == verb+" vendor" ||
-				row.verb == headgate.VerbCall && (verb == "EVALSHA" || verb == "EVAL") && s.Name == verb+" token_bucket"
+				row.verb == headgate.VerbCall && (verb == "EVALSHA" || verb == "EVAL") && (s.Name == verb+" token_bucket" || s.Name == verb+" terms")
 		})
 		if i < 0 {
 			t.Errorf("there is no row for %q", s.Name)
@@ -191,7 +212,9 @@ func TestTheTableIsWhole(t *testing.T) {
 	}
 	if want := []headgate.Verb{
 		headgate.VerbAllow, headgate.VerbReserve, headgate.VerbWait, headgate.VerbSleep,
-		headgate.VerbPeek, headgate.VerbCancel, headgate.VerbReset, headgate.VerbCall,
+		headgate.VerbPeek, headgate.VerbCancel, headgate.VerbReset,
+		headgate.VerbTrySetRate, headgate.VerbSetRate, headgate.VerbUpdateRate, headgate.VerbRate,
+		headgate.VerbExpire, headgate.VerbClearExpire, headgate.VerbDelete, headgate.VerbCall,
 	}; !slices.Equal(verbs, want) {
 		t.Errorf("the rows are for %v, want %v", verbs, want)
 	}

@@ -167,7 +167,7 @@ func (o *operation) endSpan(out headgate.Outcome, took time.Duration) {
 	if out.Algorithm != o.Algorithm { // it was changed, or not known
 		attributes = append(attributes, keyAlgorithm.String(out.Algorithm))
 	}
-	if o.Cost > 0 {
+	if permits(o.Verb) {
 		attributes = append(attributes, keyCost.Int(o.Cost))
 	}
 	result := resultOf(o.Verb, out)

@@ -24,19 +24,24 @@ const (
 	done     result = "" // of what neither acquires nor asks, and needs no word
 )
 
+// permits tells whether a verb concerns permits, so many of them.
+func permits(verb headgate.Verb) bool {
+	switch verb {
+	case headgate.VerbAllow, headgate.VerbReserve, headgate.VerbWait, headgate.VerbSleep, headgate.VerbPeek, headgate.VerbCancel:
+		return true
+	}
+	return false
+}
+
 func resultOf(verb headgate.Verb, out headgate.Outcome) result {
+	asked := verb == headgate.VerbAllow || verb == headgate.VerbPeek
 	switch {
-	case out.Err == nil:
-		switch verb {
-		case headgate.VerbAllow, headgate.VerbPeek:
-			if !out.Decision.Allowed {
-				return denied
-			}
-			return acquired
-		case headgate.VerbReserve, headgate.VerbWait, headgate.VerbSleep:
-			return acquired
-		}
+	case out.Err == nil && (verb == headgate.VerbCancel || !permits(verb)):
 		return done
+	case out.Err == nil && asked && !out.Decision.Allowed:
+		return denied
+	case out.Err == nil:
+		return acquired
 	case errors.Is(out.Err, headgate.ErrDenied):
 		return denied
 	case left(out.Err):

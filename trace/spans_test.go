@@ -396,6 +396,7 @@ func TestTheAlgorithmIsTheOneThatDecided(t *testing.T) {
 	}
 	r.wantLines(
 		"allow vendor: cost=1 error.type=not_initialized result=error [Error]",
+		"try_set_rate vendor: ",
 		"allow vendor: algorithm=token_bucket cost=1 remaining=1 result=acquired source=memory",
 		"allow vendor: algorithm=fixed_window cost=1 remaining=4 result=acquired source=memory",
 	)

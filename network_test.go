@@ -141,7 +141,7 @@ func TestALostReplyResetsOnce(t *testing.T) {
 // Who has left while waiting for a connection is not charged, nor does Redis hear of it when it comes back.
 func TestCallersWhoLeftBeforeTheirCallWasSentAreNotCharged(t *testing.T) {
 	w := newWire(t, func(o *redis.Options) { o.PoolSize, o.PoolTimeout, o.ReadTimeout = 1, time.Minute, time.Minute })
-	w.remote = newLimiter(t, headgate.Redis(w.client, headgate.Unmerged()), slow)
+	w.remote = newLimiter(t, headgate.Redis(w.client, headgate.Unbatched()), slow)
 	w.proxy.Set(redistest.Hold)
 	calls := w.server.Calls("evalsha")
 	ctx, stop := context.WithCancel(context.Background())
@@ -171,7 +171,7 @@ func TestNoConnectionIsKnownToHaveChargedNothing(t *testing.T) {
 	w := newWire(t, func(o *redis.Options) {
 		o.PoolSize, o.PoolTimeout, o.ReadTimeout = 1, 50*time.Millisecond, time.Minute
 	})
-	w.remote = newLimiter(t, headgate.Redis(w.client, headgate.Unmerged()), slow)
+	w.remote = newLimiter(t, headgate.Redis(w.client, headgate.Unbatched()), slow)
 	w.proxy.Set(redistest.Hold)
 	sent := make(chan error)
 	go func() {
@@ -331,7 +331,7 @@ func TestScriptFlushInMidTrafficIsNotNoticed(t *testing.T) {
 func TestARestartFailsOnlyTheCallsInFlight(t *testing.T) {
 	server := redistest.Start(t)
 	rdb := server.Client(func(o *redis.Options) { o.ReadTimeout = time.Minute })
-	l := newLimiter(t, headgate.Redis(rdb, headgate.Unmerged()), slow)
+	l := newLimiter(t, headgate.Redis(rdb, headgate.Unbatched()), slow)
 	const callers = 20
 	together := func(want func(error)) *sync.WaitGroup {
 		var wg sync.WaitGroup

@@ -27,7 +27,7 @@ func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
 	if client == nil {
 		return nil
 	}
-	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}}
+	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}, calls: calls{client: client}}
 	for _, opt := range opts {
 		if opt != nil {
 			opt(s)
@@ -46,16 +46,18 @@ func ClientClock() RedisOption {
 	return func(s *redisStore) { s.now = func() int64 { return time.Now().UnixMicro() } }
 }
 
-// Unmerged has each request make a call of its own. Without it, requests for one key that arrive while a call for it is
-// under way share the next one, in the order of their arrival: with many callers of one key that is many times faster,
-// the answers are the same, and one who comes alone notices nothing.
-func Unmerged() RedisOption {
-	return func(s *redisStore) { s.lines.calls = nil }
+// Unbatched has each request make a call of its own, on a connection of its own. Without it, requests for one key that
+// arrive while a call for it is under way share the next one, in the order of their arrival, and calls for different keys
+// that are made at the same time share pipelines. With many callers that is many times faster, the answers are the same,
+// and one who comes alone notices nothing.
+func Unbatched() RedisOption {
+	return func(s *redisStore) { s.lines.calls, s.calls.alone = nil, true }
 }
 
 type redisStore struct {
 	client redis.UniversalClient
 	lines  lines
+	calls  calls
 	now    func() int64 // nil for the server's clock
 	ahead  atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
 }
@@ -195,14 +197,14 @@ var errReply = errors.New("the reply is not that of Headgate's script")
 
 func (s *redisStore) run(ctx context.Context, args []any) ([]int64, error) {
 	cmd := redis.NewIntSliceCmd(ctx, args...)
-	_ = s.client.Process(ctx, once{cmd}) // the error is the command's too
+	s.calls.process(ctx, cmd)
 	return cmd.Result()
 }
 
 // runGuarded runs a script that may answer with the terms that count instead.
 func (s *redisStore) runGuarded(ctx context.Context, args []any) ([]int64, error) {
 	cmd := redis.NewCmd(ctx, args...)
-	_ = s.client.Process(ctx, once{cmd})
+	s.calls.process(ctx, cmd)
 	if text, err := cmd.Text(); err == nil {
 		return nil, &movedError{text}
 	}

@@ -273,7 +273,7 @@ func TestADecisionIsOneCall(t *testing.T) {
 		least, most int
 	}{
 		"merged":   {nil, 1, waiters / 5},
-		"unmerged": {[]headgate.RedisOption{headgate.Unmerged()}, waiters, waiters},
+		"unmerged": {[]headgate.RedisOption{headgate.Unbatched()}, waiters, waiters},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)

@@ -1,0 +1,214 @@
+package headgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
+)
+
+// pipelined counts the commands of pipelines that run a script.
+type pipelined struct{ pipelines, commands atomic.Int64 }
+
+func (*pipelined) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (*pipelined) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (p *pipelined) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		n := int64(0)
+		for _, cmd := range cmds {
+			if cmd.Name() == "evalsha" {
+				n++
+			}
+		}
+		if n > 0 {
+			p.pipelines.Add(1)
+			p.commands.Add(n)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// A throng is a hundred callers, each with a key of its own, who wait while the replies to the first few are held.
+type throng struct {
+	*jam
+	counted pipelined
+	errs    chan error
+}
+
+const inThrong = 100
+
+func newThrong(t *testing.T) *throng {
+	t.Helper()
+	j := newJam(t, algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000})
+	th := &throng{jam: j, errs: make(chan error, inThrong)}
+	j.store.client.(*redis.Client).AddHook(&th.counted)
+	for i := range inThrong {
+		go func() {
+			_, err := j.For(fmt.Sprint(i)).Allow(context.Background())
+			th.errs <- err
+		}()
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Microsecond) {
+		j.store.calls.mu.Lock()
+		n := len(j.store.calls.waiting)
+		j.store.calls.mu.Unlock()
+		if n == inThrong-(fewCalls-1) {
+			return th
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d wait", n)
+		}
+	}
+}
+
+// charged is how many permits the throng has used, seen past the bad network.
+func (th *throng) charged(t *testing.T) (n int) {
+	t.Helper()
+	l, err := New(Redis(th.server.Client()), "jam", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range inThrong {
+		d, err := l.For(fmt.Sprint(i)).Peek(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += d.Limit - d.Remaining
+	}
+	return n
+}
+
+func TestCallsForManyKeysShareAPipeline(t *testing.T) {
+	th := newThrong(t)
+	th.proxy.Set(redistest.Pass)
+	for range inThrong {
+		if err := <-th.errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-th.first; err != nil {
+		t.Error(err)
+	}
+	if p, n := th.counted.pipelines.Load(), th.counted.commands.Load(); p > 3 || n != inThrong-(fewCalls-1) {
+		t.Errorf("%d commands in %d pipelines", n, p)
+	}
+	if n := th.charged(t); n != inThrong {
+		t.Errorf("%d are charged", n)
+	}
+	if n := th.store.calls.underWay; n != 0 {
+		t.Errorf("%d calls are under way", n)
+	}
+}
+
+// P6 in a pipeline: none of its calls is sent again.
+func TestALostPipelineIsChargedOnce(t *testing.T) {
+	th := newThrong(t)
+	before := th.server.Calls("evalsha")
+	th.proxy.Set(redistest.Cut)
+	for range inThrong {
+		if failed, ok := errors.AsType[*StoreError](<-th.errs); !ok || !failed.Unknown {
+			t.Error("an answer came through, or it is said to have changed nothing")
+		}
+	}
+	<-th.first
+	if got := th.server.Calls("evalsha") - before; got > inThrong-1 {
+		t.Errorf("%d calls reached the server", got)
+	}
+	if n := th.charged(t); n > inThrong {
+		t.Errorf("%d are charged", n)
+	}
+}
+
+// Connections that have died hold up those who were sent by them, and not for long those who come after.
+func TestNobodyWaitsForAPipelineThatTakesTooLong(t *testing.T) {
+	th := newThrong(t)
+	time.Sleep(patience + 10*time.Millisecond)
+	done := make(chan error)
+	go func() {
+		_, err := th.For("another").Allow(context.Background())
+		done <- err
+	}()
+	th.proxy.Holding() // the second of the first few
+	th.proxy.Holding()
+	th.proxy.Set(redistest.Pass)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	for range inThrong {
+		if err := <-th.errs; err != nil {
+			t.Error(err)
+		}
+	}
+	<-th.first
+}
+
+// Who leaves before his call was sent is not charged, and hears so.
+func TestWhoLeavesAPipelineIsNotCharged(t *testing.T) {
+	th := newThrong(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() {
+		_, err := th.For("leaver").Allow(ctx)
+		done <- err
+	}()
+	for n := 0; n != inThrong-(fewCalls-1)+1; {
+		th.store.calls.mu.Lock()
+		n = len(th.store.calls.waiting)
+		th.store.calls.mu.Unlock()
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	th.proxy.Set(redistest.Pass)
+	for range inThrong {
+		<-th.errs
+	}
+	<-th.first
+	if n := th.counted.commands.Load(); n != inThrong-(fewCalls-1) {
+		t.Errorf("%d commands were sent in pipelines", n)
+	}
+}
+
+// In a cluster the calls of a pipeline go to the servers of their keys.
+func TestPipelinesReachEveryServerOfACluster(t *testing.T) {
+	servers := redistest.Cluster(t, 3)
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{servers[0].Addr}})
+	defer rdb.Close()
+	store := Redis(rdb)
+	l, err := New(store, "cluster", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const callers, keys = 64, 200
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for i := range keys {
+				if d, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil || !d.Allowed {
+					t.Errorf("%+v, %v", d, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for i := range keys {
+		if d, err := l.For(fmt.Sprint(i)).Peek(context.Background()); err != nil || d.Limit-d.Remaining != callers {
+			t.Fatalf("key %d: %+v, %v", i, d, err)
+		}
+	}
+	for i, s := range servers {
+		if s.Calls("evalsha") == 0 {
+			t.Errorf("server %d was not asked", i)
+		}
+	}
+}

@@ -36,7 +36,7 @@ func run(p *program, rounds int) error {
 	fmt.Printf("%s; %d rounds\n\n", about, rounds)
 
 	var shared []row
-	for _, measure := range []func(client, int) ([]row, error){latency, allocations, serverTime, keyBytes} {
+	for _, measure := range []func(client, int) ([]row, error){latency, throughput, allocations, serverTime, keyBytes} {
 		rows, err := measure(rdb, rounds)
 		if err != nil {
 			return err
@@ -44,6 +44,12 @@ func run(p *program, rounds int) error {
 		shared = append(shared, rows...)
 	}
 	printTable("redis_rate", "Headgate", shared)
+
+	batched, err := alone(rdb, rounds)
+	if err != nil {
+		return err
+	}
+	printTable("unbatched", "batched", batched)
 
 	local, err := inProcess(rounds)
 	if err != nil {

@@ -133,8 +133,10 @@ func TestACallCarriesOnlySoMany(t *testing.T) {
 	if d, err := j.Peek(context.Background()); err != nil || d.Limit-d.Remaining != 2*maxBatch+2 {
 		t.Errorf("%+v, %v", d, err)
 	}
-	if n := len(j.store.lines.calls); n != 0 {
-		t.Errorf("%d lines are left", n)
+	for n := 1; n != 0; {
+		j.store.lines.mu.Lock()
+		n = len(j.store.lines.calls)
+		j.store.lines.mu.Unlock()
 	}
 }
 

@@ -361,7 +361,7 @@ func TestARestartFailsOnlyTheCallsInFlight(t *testing.T) {
 func TestClientPauseDelaysThoseWhoCanWait(t *testing.T) {
 	server := redistest.Start(t)
 	rdb := server.Client(func(o *redis.Options) { o.ReadTimeout = time.Minute })
-	l := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 3})
+	l := newLimiter(t, headgate.Redis(rdb, headgate.Unbatched()), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 3})
 	allowN(t, l, 1)
 	admin := server.Client()
 	if err := admin.Do(context.Background(), "CLIENT", "PAUSE", "60000", "WRITE").Err(); err != nil {

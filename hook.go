@@ -11,12 +11,34 @@ import (
 // panic or block.
 type Hook func(ctx context.Context, op Operation) (context.Context, func(Outcome))
 
+// around is two hooks as one.
+func (outer Hook) around(inner Hook) Hook {
+	return func(ctx context.Context, op Operation) (context.Context, func(Outcome)) {
+		within, ended := outer(ctx, op)
+		if within == nil {
+			within = ctx
+		}
+		innermost, end := inner(within, op)
+		if innermost == nil {
+			innermost = within
+		}
+		return innermost, func(o Outcome) {
+			if end != nil {
+				end(o)
+			}
+			if ended != nil {
+				ended(o)
+			}
+		}
+	}
+}
+
 // A Verb names an operation.
 type Verb string
 
 // The operations that a Hook sees. A Sleep happens within a Wait, or is the Wait of a Reservation. A Cancel happens
-// within either where its context ends. A Call happens within any of the others that asks Redis, and may outlast it
-// where the caller leaves. The others stand alone.
+// within either where its context ends. A Call is a script that Redis runs for any of the others; it happens within the
+// only one that it is for, and otherwise has links to them. It may outlast a caller who leaves. The others stand alone.
 const (
 	VerbAllow   Verb = "allow"
 	VerbReserve Verb = "reserve"

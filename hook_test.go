@@ -270,6 +270,23 @@ func TestTheHookSeesChangesOfASharedLimiter(t *testing.T) {
 	})
 }
 
+func TestOfSeveralHooksEachIsCalledWithinTheOneBefore(t *testing.T) {
+	type id struct{}
+	var log []string
+	hook := func(name string) headgate.Option {
+		return headgate.WithHook(func(ctx context.Context, op headgate.Operation) (context.Context, func(headgate.Outcome)) {
+			within, _ := ctx.Value(id{}).(string)
+			log = append(log, fmt.Sprintf("%s in %q", name, within))
+			return context.WithValue(ctx, id{}, name), func(headgate.Outcome) { log = append(log, name+" ends") }
+		})
+	}
+	l := newLimiter(t, headgate.Memory(), slow, hook("a"), hook("b"), headgate.WithHook(nil))
+	allowN(t, l, 1)
+	if want := []string{`a in ""`, `b in "a"`, "b ends", "a ends"}; !slices.Equal(log, want) {
+		t.Errorf("%q, want %q", log, want)
+	}
+}
+
 func TestAHookMayReturnNothing(t *testing.T) {
 	l := newLimiter(t, headgate.Memory(), slow, headgate.WithHook(
 		func(context.Context, headgate.Operation) (context.Context, func(headgate.Outcome)) { return nil, nil })) //nolint:staticcheck // that is what is tested

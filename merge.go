@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/driver"
 )
 
@@ -15,8 +16,8 @@ import (
 // they came, as databases commit transactions in groups. There is no timer: who comes alone is served at once, by a call
 // on its own goroutine, and a queue grows only for as long as Redis takes to answer.
 
-// patience is how long a call may be under way before those who come do not wait for it any more. Its connection is
-// probably dead, and the client takes seconds to say so.
+// patience is how long a call may be under way before nobody waits for it any more but those whose requests it carries.
+// Its connection is probably dead, and the client takes seconds to say so.
 const patience = 250 * time.Millisecond
 
 // maxBatch bounds what one call carries, and so for how long it holds up Redis.
@@ -30,6 +31,8 @@ type line struct {
 
 // lines has an entry for each line with a call under way.
 type lines struct {
+	serve func(line, []*caller) // makes calls for a batch and for those who come meanwhile
+
 	mu    sync.Mutex
 	calls map[line]underWay // nil if nothing is merged
 }
@@ -38,6 +41,7 @@ type lines struct {
 type underWay struct {
 	since   time.Time
 	waiting []*caller
+	overdue *time.Timer // while somebody waits: serves them if the call takes too long
 }
 
 // A caller is a request whose goroutine waits while another one makes the call.
@@ -68,17 +72,18 @@ func newCaller(ctx context.Context, request driver.Request) *caller {
 // ask answers one request, by a call of its own or by one that it shares.
 func (s *redisStore) ask(ctx context.Context, at line, request driver.Request) (driver.Reply, error) {
 	c, batch := s.lines.join(ctx, at, request)
-	switch {
-	case batch != nil:
+	if batch != nil {
 		go s.serve(at, batch)
-		return c.wait()
-	case c != nil:
+	}
+	if c != nil {
 		return c.wait()
 	}
+	defer func() { // whatever becomes of this goroutine
+		if batch := s.lines.next(at); batch != nil {
+			go s.serve(at, batch)
+		}
+	}()
 	n, err := s.call(ctx, at, []driver.Request{request}, nil)
-	if batch := s.lines.next(at); batch != nil {
-		go s.serve(at, batch)
-	}
 	if err != nil {
 		return driver.Reply{}, err
 	}
@@ -91,7 +96,7 @@ func (l *lines) join(ctx context.Context, at line, request driver.Request) (c *c
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	call, found := l.calls[at]
-	idle := !found || time.Since(call.since) > patience
+	idle := !found || time.Since(call.since) >= patience
 	if idle && len(call.waiting) == 0 && ctx.Done() == nil {
 		l.begin(at, nil)
 		return nil, nil
@@ -101,8 +106,24 @@ func (l *lines) join(ctx context.Context, at line, request driver.Request) (c *c
 	if idle {
 		return c, l.begin(at, call.waiting)
 	}
+	if call.overdue == nil {
+		call.overdue = time.AfterFunc(patience-time.Since(call.since), func() { l.rescue(at) })
+	}
 	l.calls[at] = call
 	return c, nil
+}
+
+// rescue serves those who have waited too long for a call.
+func (l *lines) rescue(at line) {
+	l.mu.Lock()
+	var batch []*caller
+	if call, found := l.calls[at]; found && time.Since(call.since) >= patience {
+		batch = l.begin(at, call.waiting)
+	}
+	l.mu.Unlock()
+	if batch != nil {
+		l.serve(at, batch)
+	}
 }
 
 // next takes those who wait now that a call has ended. If there are none the line is idle.
@@ -123,9 +144,17 @@ func (l *lines) begin(at line, waiting []*caller) (batch []*caller) {
 		}
 		waiting = waiting[1:]
 	}
-	if l.calls != nil {
-		l.calls[at] = underWay{time.Now(), waiting}
+	if l.calls == nil {
+		return batch
 	}
+	if timer := l.calls[at].overdue; timer != nil {
+		timer.Stop()
+	}
+	call := underWay{since: time.Now(), waiting: waiting}
+	if len(waiting) > 0 {
+		call.overdue = time.AfterFunc(patience, func() { l.rescue(at) })
+	}
+	l.calls[at] = call
 	return batch
 }
 
@@ -136,6 +165,9 @@ func (c *caller) wait() (driver.Reply, error) {
 	select {
 	case a = <-c.answers:
 	case <-c.ctx.Done():
+		if c.request.Cost < 0 { // it is sent all the same, and only its caller does not wait
+			return driver.Reply{}, c.ctx.Err()
+		}
 		switch c.state.Swap(settled) {
 		case inLine:
 			return driver.Reply{}, fmt.Errorf("%w: %w", errUnsent, c.ctx.Err())
@@ -175,12 +207,12 @@ func (s *redisStore) serveBatch(at line, batch []*caller) {
 		requests[i] = c.request
 		if len(batch) > 1 {
 			callers = append(callers, c.ctx)
-		} else { // a call that still waits for a connection is not made if its only caller leaves
+		} else if c.request.Cost > 0 { // a call that still waits for a connection is not made if its only caller leaves
 			defer context.AfterFunc(c.ctx, cancel)()
 		}
 	}
 	n, err := s.call(ctx, at, requests, callers)
-	var late []driver.Request
+	var late []late
 	for i, c := range batch {
 		a := answer{err: err}
 		if err == nil {
@@ -188,22 +220,63 @@ func (s *redisStore) serveBatch(at line, batch []*caller) {
 		}
 		if c.state.CompareAndSwap(sent, settled) {
 			c.answers <- a
-		} else if err == nil && c.request.Cost > 0 && a.Wait >= 0 {
-			late = append(late, driver.Request{Cost: -c.request.Cost, Receipt: a.Receipt})
+		} else if err == nil && a.Wait >= 0 {
+			late = append(late, newLate(c, a.Receipt))
 		}
 	}
 	if late != nil {
-		s.giveBackLate(context.WithoutCancel(ctx), at, late)
+		s.giveBackLate(at, late)
 	}
 }
 
-// giveBackLate returns what was granted to callers who had left when the reply came.
-func (s *redisStore) giveBackLate(ctx context.Context, at line, late []driver.Request) {
+// late is what was granted to a caller who had left when the reply came.
+type late struct {
+	ctx     context.Context
+	request driver.Request // to give it back
+}
+
+func newLate(c *caller, receipt algos.Receipt) late {
+	return late{context.WithoutCancel(c.ctx), driver.Request{Cost: -c.request.Cost, Receipt: receipt}}
+}
+
+// giveBackLate returns it, and tells the hook of each.
+func (s *redisStore) giveBackLate(at line, all []late) {
+	ends := make([]func(Outcome), len(all))
+	requests := make([]driver.Request, len(all))
+	callers := make([]context.Context, len(all))
+	for i, l := range all {
+		requests[i], callers[i] = l.request, l.ctx
+		if at.plan.hook != nil {
+			callers[i], ends[i] = at.plan.tell(l.ctx, Operation{
+				Verb: VerbCancel, Algorithm: at.plan.rule.Name(), Cost: int(-l.request.Cost), Links: []context.Context{l.ctx},
+			})
+		}
+	}
+	ctx := callers[0]
+	if len(all) > 1 {
+		ctx = context.Background()
+	} else {
+		callers = nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, lateFor)
 	defer cancel()
 	// If this fails the permits drain as if used: nobody is over the limit for it.
-	_ = at.plan.giveBack(func(p *plan) error {
-		_, err := s.call(ctx, line{p, at.key}, late, nil)
+	var n []int64
+	err := at.plan.giveBack(func(p *plan) (err error) {
+		n, err = s.call(ctx, line{p, at.key}, requests, callers)
 		return err
 	})
+	for i, end := range ends {
+		if end == nil {
+			continue
+		}
+		o := Outcome{Err: err}
+		if err == nil && n != nil {
+			o.Returned = int(driver.ParseReply(n[i*driver.Integers:]).Wait)
+		}
+		if err != nil {
+			o.Err = storeError("give back", at.key, err)
+		}
+		end(o)
+	}
 }

@@ -46,10 +46,16 @@ func WithMaxWait(d time.Duration) Option {
 	}
 }
 
-// WithHook has a Hook called at each operation. Without one, observing costs nothing.
+// WithHook has a Hook called at each operation. Without one, observing costs nothing. Of several, each is called within
+// the one before.
 func WithHook(hook Hook) Option {
 	return func(l *Limiter) error {
-		l.hook = hook
+		if outer := l.hook; outer != nil && hook != nil {
+			hook = outer.around(hook)
+		}
+		if hook != nil {
+			l.hook = hook
+		}
 		return nil
 	}
 }

@@ -28,6 +28,7 @@ type calls struct {
 	underWay int
 	progress time.Time // when a call began or ended last
 	waiting  []*parcel
+	overdue  *time.Timer // while somebody waits: sends them if what is under way takes too long
 }
 
 // A parcel is a command that waits to be sent.
@@ -48,6 +49,9 @@ func (c *calls) process(ctx context.Context, cmd redis.Cmder) {
 	if c.underWay >= fewCalls && time.Since(c.progress) < patience {
 		p := &parcel{ctx, once{cmd}, make(chan struct{})}
 		c.waiting = append(c.waiting, p)
+		if c.overdue == nil {
+			c.overdue = time.AfterFunc(patience, c.rescue)
+		}
 		c.mu.Unlock()
 		<-p.done
 		return
@@ -55,9 +59,32 @@ func (c *calls) process(ctx context.Context, cmd redis.Cmder) {
 	c.underWay++
 	c.progress = time.Now()
 	c.mu.Unlock()
+	defer func() { // whatever becomes of this goroutine
+		if batch := c.next(); batch != nil {
+			go c.flush(batch)
+		}
+	}()
 	_ = c.client.Process(ctx, once{cmd})
-	if batch := c.next(); batch != nil {
-		go c.flush(batch)
+}
+
+// rescue sends those who have waited for too long, beside what is under way.
+func (c *calls) rescue() {
+	c.mu.Lock()
+	c.overdue = nil
+	stuck := time.Since(c.progress) >= patience
+	switch {
+	case len(c.waiting) == 0:
+	case stuck:
+		c.underWay++
+	default:
+		c.overdue = time.AfterFunc(patience-time.Since(c.progress), c.rescue)
+	}
+	stuck = stuck && len(c.waiting) > 0
+	c.mu.Unlock()
+	if stuck {
+		if batch := c.next(); batch != nil {
+			c.flush(batch)
+		}
 	}
 }
 
@@ -72,6 +99,10 @@ func (c *calls) next() (batch []*parcel) {
 		return nil
 	}
 	batch, c.waiting = c.waiting[:n:n], c.waiting[n:]
+	if len(c.waiting) == 0 && c.overdue != nil {
+		c.overdue.Stop()
+		c.overdue = nil
+	}
 	return batch
 }
 

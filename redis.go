@@ -28,6 +28,7 @@ func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
 		return nil
 	}
 	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}, calls: calls{client: client}}
+	s.lines.serve = s.serve
 	for _, opt := range opts {
 		if opt != nil {
 			opt(s)

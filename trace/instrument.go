@@ -21,7 +21,9 @@ const scope = "github.com/headgate-go/headgate/trace"
 //
 // Telemetry never fails a decision: a provider that is nil is the global one, and what panics is caught and reported to
 // otel.Handle. Global providers may be set later than this is called.
-func Instrument(opts ...Option) headgate.Option {
+func Instrument(opts ...Option) headgate.Option { return headgate.WithHook(newTelemetry(opts).begin) }
+
+func newTelemetry(opts []Option) *telemetry {
 	var c config
 	for _, opt := range opts {
 		if opt != nil {
@@ -35,7 +37,7 @@ func Instrument(opts ...Option) headgate.Option {
 		c.meters = otel.GetMeterProvider()
 	}
 	version := moduleVersion()
-	t := &telemetry{
+	return &telemetry{
 		key:         c.key,
 		scriptCalls: c.scriptCalls,
 		tracer:      newTracer(c.tracers, version),
@@ -43,7 +45,6 @@ func Instrument(opts ...Option) headgate.Option {
 		starts:      newCache(newStart),
 		series:      newCache(newSeries),
 	}
-	return headgate.WithHook(t.begin)
 }
 
 // An Option changes what Instrument makes.
@@ -73,8 +74,9 @@ func WithKey(show func(key string) string) Option {
 	return func(c *config) { c.key = show }
 }
 
-// WithScriptCalls makes each run of the script in Redis a span of its own, of kind client, under the one that needed it.
-// It holds neither the script nor the key. Leave it out where go-redis has instrumentation of its own that makes one.
+// WithScriptCalls makes each run of the script in Redis a span of its own, of kind client, under the one that needed it; if
+// several share it, under the first of them that is sampled, with links to the others that are. (The SDK keeps 128 links
+// unless its limits say otherwise.) It holds neither the script nor the key. Leave it out where go-redis has instrumentation of its own that makes one.
 func WithScriptCalls() Option {
 	return func(c *config) { c.scriptCalls = true }
 }

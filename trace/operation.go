@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -39,6 +40,9 @@ type operation struct {
 // begin is the headgate.Hook.
 func (t *telemetry) begin(ctx context.Context, op headgate.Operation) (context.Context, func(headgate.Outcome)) {
 	o := &operation{telemetry: t, Operation: op, began: time.Now(), ctx: ctx, span: noop.Span{}}
+	if op.Verb == headgate.VerbCall {
+		o.chooseParent()
+	}
 	o.startSpan()
 	if op.Verb == headgate.VerbSleep {
 		o.countWaiter(1)
@@ -89,6 +93,23 @@ func (o *operation) startSpan() {
 			span.SetAttributes(keyKey.String(key))
 		}
 	}
+}
+
+// chooseParent puts a call that several share under one of them, and keeps the links to the others: such as are sampled, so
+// that the call is if one of them is.
+func (o *operation) chooseParent() {
+	if len(o.Links) == 0 {
+		return
+	}
+	parent := o.Links[0]
+	sampled := slices.DeleteFunc(slices.Clone(o.Links), func(ctx context.Context) bool {
+		return !trace.SpanContextFromContext(ctx).IsSampled()
+	})
+	if len(sampled) > 0 {
+		parent = sampled[0]
+	}
+	o.Links = sampled
+	o.ctx = trace.ContextWithSpan(o.ctx, trace.SpanFromContext(parent))
 }
 
 // links are to the spans that this one belongs to and is not under.

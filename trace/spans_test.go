@@ -3,6 +3,7 @@ package trace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -289,6 +290,51 @@ func TestScriptCallsAreSpansOnRequest(t *testing.T) {
 		if i >= len(got) || !strings.HasPrefix(got[i], want) {
 			t.Fatalf("span %d of\n%s\nis not\n%s", i, strings.Join(got, "\n"), want)
 		}
+	}
+}
+
+// A call that several share is under the first of them that is sampled, and linked to the others that are; it is sampled if
+// one of them is.
+func TestASharedCallIsUnderOneOfThoseWhoShareIt(t *testing.T) {
+	for name, test := range map[string]struct {
+		sampled []bool // the callers
+		want    string // the caller that the call is under, and those that it is linked to
+	}{
+		"all are sampled":  {[]bool{true, true, true}, "0 [1 2]"},
+		"some are sampled": {[]bool{false, true, false, true}, "1 [3]"},
+		"none is sampled":  {[]bool{false, false}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			tell := newTelemetry([]Option{WithTracerProvider(r.tracers), WithMeterProvider(r.meters), WithScriptCalls()})
+			var callers []context.Context
+			which := map[trace.SpanID]int{}
+			for i, sampled := range test.sampled {
+				remote := trace.SpanContextConfig{TraceID: trace.TraceID{byte(i + 1)}, SpanID: trace.SpanID{byte(i + 1)}, Remote: true}
+				if sampled {
+					remote.TraceFlags = trace.FlagsSampled
+				}
+				ctx, end := tell.begin(trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(remote)),
+					headgate.Operation{Verb: headgate.VerbAllow, Limiter: "vendor", Algorithm: "token_bucket"})
+				defer end(headgate.Outcome{})
+				callers = append(callers, ctx)
+				which[trace.SpanContextFromContext(ctx).SpanID()] = i
+			}
+			_, end := tell.begin(context.Background(),
+				headgate.Operation{Verb: headgate.VerbCall, Limiter: "vendor", Algorithm: "token_bucket", Command: "EVALSHA", Links: callers})
+			end(headgate.Outcome{})
+			got := ""
+			for _, s := range r.exporter.GetSpans() {
+				links := []int{}
+				for _, link := range s.Links {
+					links = append(links, which[link.SpanContext.SpanID()])
+				}
+				got += fmt.Sprint(which[s.Parent.SpanID()], " ", links)
+			}
+			if got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
 	}
 }
 

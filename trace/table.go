@@ -105,7 +105,7 @@ var spans = []spanRow{
 	sharedRow(headgate.VerbExpire, "Expire"),
 	sharedRow(headgate.VerbClearExpire, "ClearExpire"),
 	sharedRow(headgate.VerbDelete, "Delete"),
-	{headgate.VerbCall, "{command} {algorithm}", trace.SpanKindClient, "one run of a script in Redis: `EVALSHA`, or `EVAL` where Redis did not have it, and the algorithm in it, or `terms` where a shared limiter's parameters are read or changed; with links to the spans that share it, if there are several; with `WithScriptCalls` only",
+	{headgate.VerbCall, "{command} {algorithm}", trace.SpanKindClient, "one run of a script in Redis: `EVALSHA`, or `EVAL` where Redis did not have it, and the algorithm in it, or `terms` where a shared limiter's parameters are read or changed; under the first of those that share it which is sampled, with links to the others that are; with `WithScriptCalls` only",
 		[]attribute.Key{keyLimiter, semconv.DBSystemNameKey, semconv.DBOperationNameKey, semconv.DBStoredProcedureNameKey, semconv.DBResponseStatusCodeKey, semconv.ErrorTypeKey}},
 }
 

@@ -274,7 +274,7 @@ func TestOfSeveralHooksEachIsCalledWithinTheOneBefore(t *testing.T) {
 	type id struct{}
 	var log []string
 	hook := func(name string) headgate.Option {
-		return headgate.WithHook(func(ctx context.Context, op headgate.Operation) (context.Context, func(headgate.Outcome)) {
+		return headgate.WithHook(func(ctx context.Context, _ headgate.Operation) (context.Context, func(headgate.Outcome)) {
 			within, _ := ctx.Value(id{}).(string)
 			log = append(log, fmt.Sprintf("%s in %q", name, within))
 			return context.WithValue(ctx, id{}, name), func(headgate.Outcome) { log = append(log, name+" ends") }

@@ -193,23 +193,20 @@ func (s *redisStore) serve(at line, batch []*caller) {
 }
 
 func (s *redisStore) serveBatch(at line, batch []*caller) {
-	// The context of one who is alone goes along with the call, but does not end it once it was sent. If there are more
-	// it is nobody's.
-	ctx := context.Background()
-	if len(batch) == 1 {
-		ctx = context.WithoutCancel(batch[0].ctx)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	requests := make([]driver.Request, len(batch))
+	ctx := context.Background() // it is nobody's, if there are several
 	var callers []context.Context
+	if c := batch[0]; len(batch) > 1 {
+		for _, c := range batch {
+			callers = append(callers, c.ctx)
+		}
+	} else if c.request.Cost > 0 {
+		ctx = undated{c.ctx}
+	} else {
+		ctx = context.WithoutCancel(c.ctx)
+	}
+	requests := make([]driver.Request, len(batch))
 	for i, c := range batch {
 		requests[i] = c.request
-		if len(batch) > 1 {
-			callers = append(callers, c.ctx)
-		} else if c.request.Cost > 0 { // a call that still waits for a connection is not made if its only caller leaves
-			defer context.AfterFunc(c.ctx, cancel)()
-		}
 	}
 	n, err := s.call(ctx, at, requests, callers)
 	var late []late
@@ -228,6 +225,14 @@ func (s *redisStore) serveBatch(at line, batch []*caller) {
 		s.giveBackLate(at, late)
 	}
 }
+
+// undated is the context of a call's only caller, without its deadline. If it ends, a call that still waits for a
+// connection is not made; one that was sent is answered all the same, where a client that heeds deadlines would let go of
+// it.
+type undated struct{ context.Context }
+
+// Deadline implements context.Context.
+func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
 
 // late is what was granted to a caller who had left when the reply came.
 type late struct {

@@ -127,8 +127,8 @@ func TestRunTogether(t *testing.T) {
 	if sent.Load() != decisions.Load() {
 		t.Errorf("%d requests took %d decisions; want one each", sent.Load(), decisions.Load())
 	}
-	if got := server.Calls("evalsha"); int64(got) < decisions.Load() {
-		t.Errorf("%d decisions, and Redis knows of %d", decisions.Load(), got)
+	if got := int64(server.Calls("evalsha")); got == 0 || got > decisions.Load() { // those that come together share one
+		t.Errorf("%d decisions, and Redis knows of %d calls", decisions.Load(), got)
 	}
 }
 

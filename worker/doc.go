@@ -1,0 +1,2 @@
+// Package worker limits asynq tasks.
+package worker

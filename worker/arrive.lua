@@ -10,6 +10,7 @@
 -- ARGV[6]   how long a released ticket counts, µs
 -- ARGV[7]   the most tickets that the line holds
 -- ARGV[8]   TTL, ms
+-- ARGV[9]   join: the time between slots that the caller has seen, µs, for the line's pace as long as it has none; 0 if none
 -- Reply     verdict  0: nobody stands here, claim; 1: claim, with the place that follows; 2: stand in the line; 3: it is full
 --           place    µs since 1970: to be given back if the claim is refused
 --           wait     µs until the slot, as far as the line tells
@@ -39,6 +40,7 @@ if want == 'join' then
     call('HDEL', KEYS[3], 'burst')
   end
   if ARGV[4] ~= '' then learn(ARGV[4] + 0) end
+  if ARGV[9] + 0 > 0 then call('HSETNX', KEYS[3], 'pace', ARGV[9]) end
 else
   local held = call('ZSCORE', KEYS[1], member)
   if held then

@@ -128,7 +128,7 @@ func (l line) join(ctx context.Context, member string, place int64, off time.Dur
 
 func (l line) call(ctx context.Context, member, want string, place int64, off string, cost int) (standing, error) {
 	n, err := l.scripts.arrive.Run(ctx, l.rdb, l.keys, member, want, place, off, cost,
-		l.opts.grace.Microseconds(), l.opts.most, l.ttl().Milliseconds()).Int64Slice()
+		l.opts.grace.Microseconds(), l.opts.most, l.ttl().Milliseconds(), l.paces.of(l.key).Microseconds()).Int64Slice()
 	if err != nil || len(n) != 6 {
 		return standing{}, l.failed(err)
 	}

@@ -17,7 +17,7 @@ type options struct {
 	concerns  func(context.Context, *asynq.Task) bool
 	key       func(context.Context, *asynq.Task) string
 	cost      func(context.Context, *asynq.Task) int
-	lead      time.Duration // 0: twice the server's TaskCheckInterval
+	lead      time.Duration // 0: by the server's TaskCheckInterval
 	inPlace   time.Duration
 	share     int // percent
 	putOff    time.Duration
@@ -67,7 +67,7 @@ func WithCost(cost func(context.Context, *asynq.Task) int) Option {
 }
 
 // WithLead sets how long before its slot a task is brought back, at least; more if tasks are seen to take longer to
-// arrive. The default is twice the server's TaskCheckInterval.
+// arrive. The default is 100 ms, or twice the server's TaskCheckInterval if that is more.
 func WithLead(lead time.Duration) Option {
 	return func(o *options) error {
 		o.lead = lead

@@ -44,15 +44,19 @@ elseif claimed > seen then
   burst = min(burst * 2, most)
 end
 
-local lead, pace = max(ARGV[3] + 0, min(1.5 * (field('arrival') or 0), ARGV[4] + 0)), field('pace')
-local budget = 0
-if retry == 0 then
-  budget = min(remaining, burst)
-  if pace then budget = budget + min(floor(lead / pace), ARGV[5] + 0) end
-elseif retry <= lead then
-  budget = 1
-  if pace then budget = min(1 + floor((lead - retry) / pace), ARGV[5] + 0) end
+local arrival, pace, longest, seats = field('arrival'), field('pace'), ARGV[4] + 0, ARGV[5] + 0
+local lead = max(ARGV[3] + 0, min(arrival and 1.5 * arrival or longest, longest))
+
+-- within is how many permits have their slots in the next so many microseconds.
+local function within(us)
+  if retry > us then return 0 end
+  local n = pace and floor((us - retry) / pace) or 0
+  if retry > 0 then return n + 1 end
+  return n + min(remaining, burst)
 end
+
+local budget = within(lead)
+if pace then budget = min(budget, max(seats - floor(retry / pace), 1) + min(remaining, burst)) end
 
 local out, oldest = 0, nil
 local coming = call('ZRANGEBYSCORE', KEYS[2], whole(now - grace), '+inf', 'WITHSCORES', 'LIMIT', 0, 2 * most)
@@ -82,7 +86,7 @@ end
 
 -- Tickets that are late stand behind newcomers somewhere. Rather than losing the permits, those may go first.
 local spare = 0
-if oldest and now - oldest > lead then spare = budget end
+if oldest and now - oldest > max(1.5 * (arrival or 0), 2 * tick) then spare = within(tick) end
 
 local nextly = tick
 if waiting == 0 then

@@ -17,7 +17,7 @@ var ErrPastDeadline = errors.New("worker: the task's deadline passes before its 
 
 // late is how long after its slot a task may still start. Who wakes later claims again: else a process that stalled would
 // run at once all that it had reserved.
-const late = 5 * time.Millisecond
+const late = 10 * time.Millisecond
 
 // unknownWait is how long a task goes away for, at most, while the pace of its line is not known.
 const unknownWait = 30 * time.Second
@@ -169,6 +169,7 @@ func (c *call) claimOnce(ctx context.Context, bound time.Duration) (lateness, of
 	if delay == 0 {
 		return 0, 0, ctx.Err()
 	}
+	c.paces.saw(c.key, slot, c.cost)
 	select {
 	case <-r.Ready():
 		return time.Since(slot), 0, ctx.Err()

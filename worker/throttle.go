@@ -35,6 +35,7 @@ type Throttle struct {
 	logger      asynq.Logger
 	seats       chan struct{} // one for each worker that waits in place
 
+	paces    paces
 	draining chan struct{}
 	drain    sync.Once
 	owed     atomic.Int64 // throttles that asynq was told of and has not asked about
@@ -80,7 +81,7 @@ func New(limiter *headgate.Limiter, rdb redis.UniversalClient, opts ...Option) (
 // ends. Call it once, before the server is made of that configuration: a Throttle serves one server.
 //
 // IsFailure, RetryDelayFunc and ErrorHandler go on to decide about all errors but a throttled task's: that is no failure,
-// comes back when the Throttle says, and is no error to handle. TaskCheckInterval, where it is not set, becomes 50 ms
+// comes back when the Throttle says, and is no error to handle. TaskCheckInterval, where it is not set, becomes 25 ms
 // and DelayedTaskCheckInterval a second: asynq's own 1 s and 5 s would make tasks late. The rest stays as it is.
 //
 // The error matches headgate.ErrInvalid.
@@ -98,7 +99,7 @@ func (t *Throttle) Configure(config *asynq.Config) error {
 	}
 
 	if config.TaskCheckInterval <= 0 {
-		config.TaskCheckInterval = 50 * time.Millisecond
+		config.TaskCheckInterval = 25 * time.Millisecond
 	}
 	if config.DelayedTaskCheckInterval <= 0 {
 		config.DelayedTaskCheckInterval = time.Second
@@ -113,7 +114,7 @@ func (t *Throttle) Configure(config *asynq.Config) error {
 		t.seats = make(chan struct{}, max(1, t.concurrency*t.opts.share/100))
 	}
 	if t.lead = t.opts.lead; t.lead == 0 {
-		t.lead = 2 * config.TaskCheckInterval
+		t.lead = max(100*time.Millisecond, 2*config.TaskCheckInterval)
 	}
 	t.forwarder = config.DelayedTaskCheckInterval
 	t.logger = config.Logger

@@ -3,7 +3,8 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -44,10 +45,20 @@ func (c *call) enqueueClone(ctx context.Context, putOff time.Duration) (id strin
 	}
 	task := asynq.NewTaskWithHeaders(c.task.Type(), c.task.Payload(), c.task.Headers(), opts...)
 	for n := 1; ; n++ {
-		id = fmt.Sprintf("%s~%d", c.id, n)
+		id = cloneID(c.id, n)
 		_, err := c.client.EnqueueContext(ctx, task, asynq.TaskID(id))
 		if !errors.Is(err, asynq.ErrTaskIDConflict) { // of an earlier task with this ID
 			return id, c.failed(err)
 		}
 	}
+}
+
+// cloneID is the ID of a task's n-th clone: "id~1", and that of a clone's first clone "id~2".
+func cloneID(id string, n int) string {
+	if i := strings.LastIndexByte(id, '~'); i > 0 {
+		if before, err := strconv.Atoi(id[i+1:]); err == nil && before > 0 {
+			id, n = id[:i], before+n
+		}
+	}
+	return id + "~" + strconv.Itoa(n)
 }

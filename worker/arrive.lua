@@ -38,6 +38,7 @@ if want == 'join' then
   if place > 0 then
     call('HINCRBY', KEYS[3], 'claimed', -cost)
     call('HDEL', KEYS[3], 'burst')
+    call('HSET', KEYS[3], 'crowded', whole(now))
   end
   if ARGV[4] ~= '' then learn(ARGV[4] + 0) end
   if ARGV[9] + 0 > 0 then call('HSETNX', KEYS[3], 'pace', ARGV[9]) end

@@ -12,6 +12,7 @@
 --            burst, seen  how many free permits are trusted at once, claimed when that last changed
 --            spare        permits that newcomers may claim although others stand here
 --            arrival      the time from release to arrival (µs), smoothed
+--            crowded      when a task that was brought back could not wait for its slot in place (µs since 1970)
 --            forced       the member that is to reserve like a Wait
 --            look         when a promoter will look next (µs since 1970)
 local call, floor, max, min = redis.call, math.floor, math.max, math.min
@@ -35,7 +36,7 @@ local function learn(retry)
   if not front or claimed < mark or at < front - 10 * noise then
     call('HDEL', KEYS[3], 'since')
   elseif claimed > mark then
-    if at < front + noise or pace and claimed < mark + 4 and now < field('marked') + 200000 then return end
+    if at < front + noise or pace and claimed < mark + 4 and now < field('marked') + 1000000 then return end
     local sample = (at - front) / (claimed - mark)
     if pace then sample = pace + (sample - pace) / 2 end
     call('HSET', KEYS[3], 'pace', whole(max(sample, 1)))

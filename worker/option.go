@@ -31,7 +31,7 @@ type options struct {
 func defaults() options {
 	return options{
 		inPlace:  time.Second,
-		share:    50,
+		share:    75,
 		putOff:   time.Hour,
 		grace:    5 * time.Second,
 		patience: 5 * time.Second,
@@ -84,7 +84,7 @@ func WithMaxInPlace(d time.Duration) Option {
 	}
 }
 
-// WithShare sets how many in a hundred of the server's workers may wait in place at one time: 50 by default, at least
+// WithShare sets how many in a hundred of the server's workers may wait in place at one time: 75 by default, at least
 // one worker unless it is 0. The others are always there for tasks that need not wait.
 func WithShare(percent int) Option {
 	return func(o *options) error {

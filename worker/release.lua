@@ -46,6 +46,8 @@ end
 
 local arrival, pace, longest, seats = field('arrival'), field('pace'), ARGV[4] + 0, ARGV[5] + 0
 local lead = max(ARGV[3] + 0, min(arrival and 1.5 * arrival or longest, longest))
+local crowded = field('crowded')
+if crowded and now - crowded < 2000000 then lead = min(lead, 1.5 * (arrival or 0) + 2 * tick) end
 
 -- within is how many permits have their slots in the next so many microseconds.
 local function within(us)
@@ -90,11 +92,12 @@ if oldest and now - oldest > max(1.5 * (arrival or 0), 2 * tick) then spare = wi
 
 local nextly = tick
 if waiting == 0 then
-  nextly = grace
+  nextly = min(grace, 1000000)
 elseif retry > lead then
   nextly = min(max(retry - lead, tick), 1000000)
 end
 call('HSET', KEYS[3], 'burst', burst, 'seen', whole(claimed), 'spare', whole(spare), 'look', whole(now + nextly))
+if waiting == 0 then call('HDEL', KEYS[3], 'look') end -- the next one who takes a ticket wakes a promoter
 for i = 1, 3 do call('PEXPIRE', KEYS[i], ARGV[9]) end
 reply[1] = whole(nextly)
 return reply

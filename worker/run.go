@@ -217,7 +217,7 @@ func (c *call) goAway(ctx context.Context, s standing, off time.Duration) error 
 // awayFor is after how long asynq brings the task back, if no promoter has, or why it never need.
 func (c *call) awayFor(ctx context.Context, s standing, off time.Duration) (time.Duration, error) {
 	slot := max(s.wait, off)
-	putOff := slot + safety
+	putOff := slot + slot/4 + safety // what the line tells is an estimate
 	if !s.known {
 		putOff = max(unknownWait, putOff)
 	}

@@ -2,19 +2,23 @@ package headgate
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"time"
 )
 
-// A Hook observes what limiters do; spans and metrics hang on it. It is called when an operation begins. The context
-// that it returns goes on to the operation, and the function, which may be nil, is called once when the operation has
-// ended, on the same goroutine. A Hook must be safe for concurrent use, and must not panic or block.
+// A Hook observes what limiters do; spans and metrics hang on it, those of package trace for instance. It is called
+// when an operation begins. The context that it returns goes on to the operation, and the function, which may be nil, is
+// called once when the operation has ended, on the same goroutine. A Hook must be safe for concurrent use, and must not
+// panic or block.
 type Hook func(ctx context.Context, op Operation) (context.Context, func(Outcome))
 
 // A Verb names an operation.
 type Verb string
 
 // The operations that a Hook sees. A Sleep happens within a Wait, or is the Wait of a Reservation. A Cancel happens
-// within either where its context ends. The others stand alone.
+// within either where its context ends. A Call happens within any of the others that asks Redis, and may outlast it
+// where the caller leaves. The others stand alone.
 const (
 	VerbAllow   Verb = "allow"
 	VerbReserve Verb = "reserve"
@@ -23,6 +27,7 @@ const (
 	VerbPeek    Verb = "peek"
 	VerbCancel  Verb = "cancel"
 	VerbReset   Verb = "reset"
+	VerbCall    Verb = "call"
 )
 
 // An Operation is what a Hook is told at the beginning.
@@ -30,15 +35,22 @@ type Operation struct {
 	Verb Verb
 	// Limiter is the limiter's name: see WithName.
 	Limiter string
-	// Algorithm is the algorithm's name, "token_bucket" for instance; empty for a shared limiter that has not been used.
+	// Algorithm is the algorithm's name, "token_bucket" for instance, as far as it is known: empty for a shared limiter
+	// that has not been used, and another than the Outcome's if it was changed meanwhile.
 	Algorithm string
 	// Key is the limiter's key with its parts, as they are stored: escaped where they must be. It is the user's data:
-	// it may be a telephone number, and there may be millions of it. Never make it a metric's label.
+	// it may be a telephone number, and there may be millions of it. Never make it a metric's label. A Call has none.
 	Key string
-	// Cost is the number of permits concerned.
+	// Cost is the number of permits concerned. A Call has none.
 	Cost int
 	// Delay is how long a Sleep is to last.
 	Delay time.Duration
+	// Command is the command of a Call, which runs a limiter's script: "EVALSHA", or "EVAL" where the server did not
+	// have the script.
+	Command string
+	// Links are contexts, as the Hook returned them, of operations that this one belongs to, whether it stands under
+	// them or not: a Sleep or a Cancel belongs to the Wait or Reserve that made the reservation.
+	Links []context.Context
 }
 
 // An Outcome is what a Hook is told at the end.
@@ -46,27 +58,72 @@ type Outcome struct {
 	// Decision is what was decided, if anything was: the store was asked and answered. For a Wait or Reserve that was
 	// granted, Allowed is true and Delay tells when.
 	Decision Decision
+	// Algorithm is the name of the algorithm that decided, and Rate how many permits a second it grants in the long run.
+	// They are empty and zero if nothing was decided.
+	Algorithm string
+	Rate      float64
 	// Delay is how far ahead the granted slot lay.
 	Delay time.Duration
-	// Err is the error that the caller gets, nil if none. A denied Allow has none.
+	// Slept is how much of a Wait was a Sleep.
+	Slept time.Duration
+	// Returned is how many of the permits that a Cancel gave back can be taken again.
+	Returned int
+	// Err is the error that the caller gets, nil if none. A denied Allow has none. That of a Call is the client's: its
+	// text may quote a key, and NOSCRIPT is followed by another Call.
 	Err error
 }
 
-// begin tells the hook, if there is one, that an operation begins. The function it returns is never nil.
-func (l *Limiter) begin(ctx context.Context, verb Verb, cost int, delay time.Duration) (context.Context, func(Outcome)) {
+// An observer is a Hook, if there is one, and the name by which it is told of a limiter.
+type observer struct {
+	hook Hook
+	name string
+}
+
+// begin tells the hook, if there is one, that an operation begins. The function is nil if nobody wants to know its end.
+func (l *Limiter) begin(ctx context.Context, verb Verb, cost int) (context.Context, func(Outcome)) {
 	if l.hook == nil {
-		return ctx, ignoreOutcome
+		return ctx, nil
 	}
-	hooked, end := l.hook(ctx, Operation{
-		Verb: verb, Limiter: l.name, Algorithm: l.algorithm(), Key: l.path, Cost: cost, Delay: delay,
+	return l.tell(ctx, Operation{Verb: verb, Algorithm: l.algorithm(), Key: l.path, Cost: cost})
+}
+
+// begin is the limiter's, for what belongs to a reservation.
+func (r *Reservation) begin(ctx context.Context, verb Verb, delay time.Duration) (context.Context, func(Outcome)) {
+	if r.limiter.hook == nil {
+		return ctx, nil
+	}
+	return r.limiter.tell(ctx, Operation{
+		Verb: verb, Algorithm: r.grant.plan.rule.Name(), Key: r.limiter.path, Cost: r.cost, Delay: delay,
+		Links: []context.Context{r.made},
 	})
+}
+
+// begin is the limiter's, for one command that runs the script of a plan.
+func (p *plan) begin(ctx context.Context, command string) (context.Context, func(Outcome)) {
+	if p.hook == nil {
+		return ctx, nil
+	}
+	return p.tell(ctx, Operation{Verb: VerbCall, Algorithm: p.rule.Name(), Command: strings.ToUpper(command)})
+}
+
+// tell fills in the name.
+func (o *observer) tell(ctx context.Context, op Operation) (context.Context, func(Outcome)) {
+	op.Limiter = o.name
+	hooked, end := o.hook(ctx, op)
 	if hooked == nil {
 		hooked = ctx
 	}
-	if end == nil {
-		end = ignoreOutcome
-	}
 	return hooked, end
+}
+
+// outcome is what a grant and what the caller gets say of an operation.
+func outcome(g grant, d Decision, err error) Outcome {
+	o := Outcome{Decision: d, Delay: micros(max(g.Wait, 0)), Err: err}
+	if g.plan != nil {
+		permits, per := g.plan.rule.Rate()
+		o.Algorithm, o.Rate = g.plan.rule.Name(), float64(permits)/per.Seconds()
+	}
+	return o
 }
 
 // algorithm is the name of the algorithm, empty if its terms are in the store and were not yet seen.
@@ -81,4 +138,10 @@ func (l *Limiter) algorithm() string {
 	return p.rule.Name()
 }
 
-func ignoreOutcome(Outcome) {}
+// callOutcome is the outcome of a Call. That the terms are others is an answer and no error.
+func callOutcome(err error) Outcome {
+	if _, moved := errors.AsType[*movedError](err); moved {
+		return Outcome{}
+	}
+	return Outcome{Err: err}
+}

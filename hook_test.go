@@ -5,9 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/headgate-go/headgate"
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
 )
 
 type ctxKey struct{}
@@ -16,6 +21,9 @@ type ctxKey struct{}
 func record(log *[]string) headgate.Hook {
 	return func(ctx context.Context, op headgate.Operation) (context.Context, func(headgate.Outcome)) {
 		under, _ := ctx.Value(ctxKey{}).(headgate.Verb)
+		if op.Verb == headgate.VerbCall { // there are none in memory
+			return ctx, nil
+		}
 		return context.WithValue(ctx, ctxKey{}, op.Verb), func(o headgate.Outcome) {
 			what := "granted"
 			switch {
@@ -70,6 +78,158 @@ func TestTheHookSeesEachOperationOnce(t *testing.T) {
 			"reset vendor " + key + " 0: not allowed 0/0",
 		}; !slices.Equal(log, want) {
 			t.Errorf("the hook saw\n%q\nwant\n%q", log, want)
+		}
+	})
+}
+
+// seen is an operation, what it was under, and how it ended.
+type seen struct {
+	headgate.Operation
+	under   headgate.Verb
+	links   []headgate.Verb
+	outcome headgate.Outcome
+}
+
+// watch keeps what a hook is told, in the order of the ends.
+func watch(log *[]seen) headgate.Hook {
+	var mu sync.Mutex
+	return func(ctx context.Context, op headgate.Operation) (context.Context, func(headgate.Outcome)) {
+		s := seen{Operation: op}
+		s.under, _ = ctx.Value(ctxKey{}).(headgate.Verb)
+		for _, link := range op.Links {
+			verb, _ := link.Value(ctxKey{}).(headgate.Verb)
+			s.links = append(s.links, verb)
+		}
+		return context.WithValue(ctx, ctxKey{}, op.Verb), func(o headgate.Outcome) {
+			mu.Lock()
+			defer mu.Unlock()
+			s.outcome = o
+			*log = append(*log, s)
+		}
+	}
+}
+
+// The parts of a wait can be told apart, and what is given back belongs to what took it.
+func TestTheHookIsToldWhatCameOfIt(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, store headgate.Store) {
+		var all []seen
+		l := newLimiter(t, store, perTick(1, 2), headgate.WithHook(watch(&all)))
+		allowN(t, l, 2)
+		if err := l.Wait(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		leaving, leave := context.WithCancel(context.Background())
+		time.AfterFunc(tick/2, leave)
+		if err := l.WaitN(leaving, 2); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		r := reserve(t, l, 2)
+		if !r.AfterFunc(func() {})() {
+			t.Fatal("it was not given back")
+		}
+		type line struct {
+			verb, under, link headgate.Verb
+			delay, slept      time.Duration
+			returned          int
+		}
+		var got []line
+		for _, s := range all {
+			if s.Verb == headgate.VerbCall {
+				continue
+			}
+			at := line{verb: s.Verb, under: s.under, slept: s.outcome.Slept, delay: s.outcome.Delay, returned: s.outcome.Returned}
+			if len(s.links) == 1 {
+				at.link = s.links[0]
+			}
+			got = append(got, at)
+			decided := s.Verb == headgate.VerbAllow || s.Verb == headgate.VerbWait || s.Verb == headgate.VerbReserve
+			if decided != (s.outcome.Algorithm == "token_bucket") || decided != (s.outcome.Rate == 0.01) {
+				t.Errorf("%s was decided by %q, %v a second", s.Verb, s.outcome.Algorithm, s.outcome.Rate)
+			}
+		}
+		if want := []line{
+			{verb: "allow"},
+			{verb: "sleep", under: "wait", link: "wait"},
+			{verb: "wait", delay: tick, slept: tick},
+			{verb: "sleep", under: "wait", link: "wait"},
+			{verb: "cancel", under: "wait", link: "wait", returned: 2}, // not under the sleep, which has ended
+			{verb: "wait", delay: 2 * tick, slept: tick / 2},
+			{verb: "reserve", delay: 3 * tick / 2},
+			{verb: "cancel", link: "reserve", returned: 2},
+		}; !slices.Equal(got, want) {
+			t.Errorf("the hook saw\n%+v\nwant\n%+v", got, want)
+		}
+	})
+}
+
+func TestTheHookSeesEachCallOfAScript(t *testing.T) {
+	var all []seen
+	l := newLimiter(t, headgate.Redis(redistest.Start(t).Client()), slow, headgate.WithHook(watch(&all)), headgate.WithName("vendor"))
+	allowN(t, l, slow.Burst)
+	cancel(t, reserve(t, l, 1))
+	var got []string
+	for _, s := range all {
+		if s.Verb == headgate.VerbCall {
+			if s.Limiter != "vendor" || s.Algorithm != "token_bucket" || s.Key != "" {
+				t.Errorf("%+v", s)
+			}
+			got = append(got, fmt.Sprintf("%s %s: %v", s.under, s.Command, s.outcome.Err))
+		}
+	}
+	if want := []string{
+		"allow EVALSHA: NOSCRIPT No matching script. Please use EVAL.",
+		"allow EVAL: <nil>",
+		"reserve EVALSHA: <nil>",
+		"cancel EVALSHA: <nil>",
+	}; !slices.Equal(got, want) {
+		t.Errorf("the hook saw\n%q\nwant\n%q", got, want)
+	}
+}
+
+// What a process believed before the first decision after a change is not what decided.
+func TestTheHookIsToldWhichAlgorithmDecided(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, store headgate.Store) {
+		var all []seen
+		mine, err := headgate.NewShared(store, "test", headgate.WithHook(watch(&all)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := headgate.NewShared(store, "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, algorithm := range []algos.Algorithm{perTick(1, 2), algos.FixedWindow{Limit: 5, Window: tick}} {
+			if _, err := other.SetRate(t.Context(), algorithm); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := mine.Allow(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			last := all[len(all)-1]
+			got = append(got, fmt.Sprintf("%q, %q, %v", last.Algorithm, last.outcome.Algorithm, last.outcome.Rate))
+		}
+		if want := []string{`"", "token_bucket", 0.01`, `"token_bucket", "fixed_window", 0.05`}; !slices.Equal(got, want) {
+			t.Errorf("the hook saw %v, want %v", got, want)
+		}
+		var calls []string
+		for _, s := range all {
+			if s.Verb == headgate.VerbCall {
+				calls = append(calls, fmt.Sprintf("%s %s: %v", s.Algorithm, s.Command, s.outcome.Err))
+			}
+		}
+		const noScript = "NOSCRIPT No matching script. Please use EVAL."
+		if want := []string{
+			"token_bucket EVALSHA: " + noScript,
+			"token_bucket EVAL: <nil>",
+			"token_bucket EVALSHA: <nil>", // it answers that the terms are others, which is no error
+			"fixed_window EVALSHA: " + noScript,
+			"fixed_window EVAL: <nil>",
+		}; len(calls) > 0 && !slices.Equal(calls, want) {
+			t.Errorf("the hook saw the calls\n%q\nwant\n%q", calls, want)
+		}
+		if strings.HasSuffix(t.Name(), "/redis") != (len(calls) > 0) {
+			t.Errorf("the hook saw the calls %q", calls)
 		}
 	})
 }

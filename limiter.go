@@ -21,10 +21,9 @@ type Limiter struct {
 	key    string  // where the state is stored, for one that is not shared
 	err    error   // what was wrong with the parts
 
-	name    string
+	observer
 	prefix  string
 	maxWait time.Duration // negative: no bound
-	hook    Hook
 }
 
 // New makes a limiter. It makes no call to the store.
@@ -43,6 +42,7 @@ func New(store Store, key string, algorithm algos.Algorithm, opts ...Option) (*L
 	if err := l.apply(opts); err != nil {
 		return nil, err
 	}
+	l.plan.observer = l.observer
 	l.key = storedKey(l.prefix, l.path, l.plan.rule.Suffix())
 	return l, nil
 }
@@ -108,38 +108,44 @@ func (l *Limiter) Allow(ctx context.Context) (Decision, error) { return l.AllowN
 // Errors: ErrInvalid if n < 1, ErrNeverAllowed if n is more than the limiter ever grants, the context's error if it
 // has ended before the call, and *StoreError if the store failed or the context ended during the call.
 func (l *Limiter) AllowN(ctx context.Context, n int) (Decision, error) {
-	ctx, end := l.begin(ctx, VerbAllow, n, 0)
+	ctx, end := l.begin(ctx, VerbAllow, n)
 	g, err := l.decide(ctx, n, 0)
 	var d Decision
 	if err == nil {
 		d = l.decision(g)
 	}
-	end(Outcome{Decision: d, Err: err})
+	if end != nil {
+		end(outcome(g, d, err))
+	}
 	return d, err
 }
 
 // Peek tells what Allow would answer now, and consumes nothing. Errors as for AllowN.
 func (l *Limiter) Peek(ctx context.Context) (Decision, error) {
-	ctx, end := l.begin(ctx, VerbPeek, 1, 0)
+	ctx, end := l.begin(ctx, VerbPeek, 1)
 	g, err := l.decide(ctx, 1, driver.Ask)
 	var d Decision
 	if err == nil {
 		g.Wait++ // it was refused, by a bound one microsecond short of now
 		d = l.decision(g)
 	}
-	end(Outcome{Decision: d, Err: err})
+	if end != nil {
+		end(outcome(g, d, err))
+	}
 	return d, err
 }
 
 // Reset makes the limiter as new. Slots already given out are not called back: their holders will use them, beside
 // all that the new limiter grants.
 func (l *Limiter) Reset(ctx context.Context) error {
-	ctx, end := l.begin(ctx, VerbReset, 0, 0)
+	ctx, end := l.begin(ctx, VerbReset, 0)
 	err := l.usable(ctx)
 	if err == nil {
 		err = l.reset(ctx)
 	}
-	end(Outcome{Err: err})
+	if end != nil {
+		end(Outcome{Err: err})
+	}
 	return err
 }
 

@@ -128,15 +128,13 @@ func (s *redisStore) send(ctx context.Context, p *plan, params []any, key string
 	} else {
 		args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
 	}
-	run := s.run
 	if p.termsKey != "" {
 		args = append(args, p.terms)
-		run = s.runGuarded
 	}
-	n, err := run(ctx, args)
+	n, err := s.run(ctx, p, args)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") && ctx.Err() == nil {
 		args[0], args[1] = "eval", p.script.Source
-		n, err = run(ctx, args)
+		n, err = s.run(ctx, p, args)
 	}
 	return n, err
 }
@@ -147,7 +145,21 @@ var errDates = errors.New("the server's clock is another than it was a moment ag
 // errReply means that something between here and the server changed the reply: the call has run.
 var errReply = errors.New("the reply is not that of Headgate's script")
 
-func (s *redisStore) run(ctx context.Context, args []any) ([]int64, error) {
+// run sends one command that runs the script, and tells the hook of it.
+func (s *redisStore) run(ctx context.Context, p *plan, args []any) ([]int64, error) {
+	run := s.runPlain
+	if p.termsKey != "" {
+		run = s.runGuarded
+	}
+	ctx, end := p.begin(ctx, args[0].(string))
+	n, err := run(ctx, args)
+	if end != nil {
+		end(callOutcome(err))
+	}
+	return n, err
+}
+
+func (s *redisStore) runPlain(ctx context.Context, args []any) ([]int64, error) {
 	cmd := redis.NewIntSliceCmd(ctx, args...)
 	_ = s.client.Process(ctx, once{cmd}) // the error is the command's too
 	return cmd.Result()

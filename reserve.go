@@ -18,6 +18,7 @@ type Reservation struct {
 	cost    int
 	grant   grant
 	slot    time.Time
+	made    context.Context // of the operation that made it, as the hook returned it, if there is one
 	state   atomic.Int32
 
 	mu     sync.Mutex
@@ -47,14 +48,16 @@ func (l *Limiter) Reserve(ctx context.Context, opts ...ReserveOption) (*Reservat
 // Errors: *DeniedError, which matches ErrDenied, if the slot is beyond the bound; otherwise as for AllowN. Nothing
 // is charged where an error is returned, unless it is a *StoreError that says Unknown.
 func (l *Limiter) ReserveN(ctx context.Context, n int, opts ...ReserveOption) (*Reservation, error) {
-	ctx, end := l.begin(ctx, VerbReserve, n, 0)
+	ctx, end := l.begin(ctx, VerbReserve, n)
 	r := &Reservation{}
 	within, err := applyReserveOptions(opts)
 	var d Decision
 	if err == nil {
 		d, err = l.reserve(ctx, r, n, within)
 	}
-	end(Outcome{Decision: d, Delay: micros(max(r.grant.Wait, 0)), Err: err})
+	if end != nil {
+		end(outcome(r.grant, d, err))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -72,6 +75,9 @@ func (l *Limiter) reserve(ctx context.Context, r *Reservation, n int, bound time
 	}
 	d := l.decision(g)
 	r.limiter, r.cost, r.grant, r.slot = l, n, g, time.Now().Add(micros(g.Wait))
+	if l.hook != nil {
+		r.made = ctx
+	}
 	if g.Wait < 0 {
 		return d, &DeniedError{Decision: d}
 	}
@@ -100,7 +106,8 @@ func (r *Reservation) Wait(ctx context.Context) error {
 	}
 	gone := r.gone
 	r.mu.Unlock()
-	return r.sleep(ctx, gone)
+	_, err := r.await(ctx, gone)
+	return err
 }
 
 // use marks the reservation as used, and reports whether it may be.
@@ -198,17 +205,19 @@ const giveBackWithin = 100 * time.Millisecond
 // giveBack returns the permits. It is called once, by whoever took the reservation from its holder: a second call
 // would sell a slot twice that somebody else may have taken since.
 func (r *Reservation) giveBack(ctx context.Context) error {
-	ctx, end := r.limiter.begin(ctx, VerbCancel, r.cost, 0)
+	ctx, end := r.begin(ctx, VerbCancel, 0)
 	if ctx.Err() != nil {
 		var done context.CancelFunc
 		ctx, done = context.WithTimeout(context.WithoutCancel(ctx), giveBackWithin)
 		defer done()
 	}
 	request := driver.Request{Cost: -int64(r.cost), Receipt: r.grant.Receipt}
-	_, err := r.limiter.store.decide(ctx, r.grant.plan, r.grant.key, request, r.grant.life)
+	g, err := r.limiter.store.decide(ctx, r.grant.plan, r.grant.key, request, r.grant.life)
 	if moved, ok := errors.AsType[*movedError](err); ok {
-		err = r.limiter.giveBackMoved(ctx, r.grant, request, moved)
+		g, err = r.limiter.giveBackMoved(ctx, r.grant, request, moved)
 	}
-	end(Outcome{Err: err})
+	if end != nil {
+		end(Outcome{Returned: int(g.Wait), Err: err})
+	}
 	return err
 }

@@ -178,6 +178,7 @@ func (l *Limiter) newSharedPlan(text string) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.observer = l.observer
 	p.script = p.script.Guarded()
 	p.sha1 = p.script.SHA1
 	p.terms, p.termsKey, p.mark = text, l.shared.key, mark
@@ -221,22 +222,22 @@ func (l *Limiter) decideShared(ctx context.Context, n int, bound int64) (grant, 
 }
 
 // giveBackMoved gives back what was granted by other terms, if the state is still the same.
-func (l *Limiter) giveBackMoved(ctx context.Context, g grant, request driver.Request, moved *movedError) error {
+func (l *Limiter) giveBackMoved(ctx context.Context, g grant, request driver.Request, moved *movedError) (grant, error) {
 	for {
 		p, err := l.learn(moved.text)
 		if errors.Is(err, ErrNotInitialized) {
-			return nil // nothing is left to give back to
+			return grant{}, nil // nothing is left to give back to
 		}
 		if err != nil {
-			return err
+			return grant{}, err
 		}
 		if l.stateKey(p) != g.key {
-			return nil // the limiter has begun anew
+			return grant{}, nil // the limiter has begun anew
 		}
-		_, err = l.store.decide(ctx, p, g.key, request, g.life)
+		back, err := l.store.decide(ctx, p, g.key, request, g.life)
 		var ok bool
 		if moved, ok = errors.AsType[*movedError](err); !ok {
-			return err
+			return back, err
 		}
 	}
 }

@@ -33,6 +33,7 @@ type grant struct {
 
 // A plan is what all limiters of one New share: the rule, and what the Redis store sends for it.
 type plan struct {
+	observer
 	rule   algos.Rule
 	script driver.Script
 	sha1   any                    // the script's, as an argument, boxed once

@@ -19,65 +19,82 @@ func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 // the sleep, the permits are given back and the context's error is returned; giving back holds the caller for a tenth
 // of a second at most. Otherwise errors are those of AllowN.
 func (l *Limiter) WaitN(ctx context.Context, n int) error {
-	ctx, end := l.begin(ctx, VerbWait, n, 0)
+	ctx, end := l.begin(ctx, VerbWait, n)
 	var r Reservation
-	d, err := l.wait(ctx, &r, n)
-	end(Outcome{Decision: d, Delay: micros(max(r.grant.Wait, 0)), Err: err})
+	d, slept, err := l.wait(ctx, &r, n)
+	if end != nil {
+		o := outcome(r.grant, d, err)
+		o.Slept = slept
+		end(o)
+	}
 	return err
 }
 
-func (l *Limiter) wait(ctx context.Context, r *Reservation, n int) (Decision, error) {
+func (l *Limiter) wait(ctx context.Context, r *Reservation, n int) (d Decision, slept time.Duration, err error) {
 	bound := time.Duration(math.MaxInt64)
 	deadline, limited := ctx.Deadline()
 	if limited {
 		if bound = time.Until(deadline); bound <= 0 && ctx.Err() == nil {
-			return Decision{}, context.DeadlineExceeded // the context is about to end
+			return Decision{}, 0, context.DeadlineExceeded // the context is about to end
 		}
 	}
-	d, err := l.reserve(ctx, r, n, max(bound, 0))
+	d, err = l.reserve(ctx, r, n, max(bound, 0))
 	if err == nil {
-		return d, r.sleep(ctx, nil)
+		slept, err = r.await(ctx, nil)
+		return d, slept, err
 	}
 	if refusal, ok := errors.AsType[*DeniedError](err); ok {
 		refusal.deadline = limited && (l.maxWait < 0 || bound < l.maxWait) && bound < micros(r.grant.plan.rule.Horizon(int64(n)))
 	}
-	return d, err
+	return d, 0, err
 }
 
-// sleep waits for the slot, or gives the permits back and tells why. It ends when gone is closed, too.
-func (r *Reservation) sleep(ctx context.Context, gone <-chan struct{}) error {
+// await waits for the slot, or gives the permits back and tells why. It ends when gone is closed, too.
+func (r *Reservation) await(ctx context.Context, gone <-chan struct{}) (slept time.Duration, err error) {
 	if r.state.Load() == cancelled {
-		return ErrCancelled
+		return 0, ErrCancelled
 	}
 	delay := r.untilSlot()
 	if deadline, ok := ctx.Deadline(); ok && r.slot.After(deadline) && ctx.Err() == nil {
 		// Within the bound when it was decided; the reply took the rest of the time.
 		d := r.limiter.decision(r.grant)
 		d.Allowed, d.RetryAfter = false, r.slot.Sub(deadline)
-		return r.abandon(ctx, &DeniedError{Decision: d, deadline: true})
+		return 0, r.abandon(ctx, &DeniedError{Decision: d, deadline: true})
 	}
 	if delay > 0 {
-		ctx, end := r.limiter.begin(ctx, VerbSleep, r.cost, delay)
-		timer := time.NewTimer(delay)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) && r.untilSlot() == 0 {
-				break // the slot was at the deadline, and so in time, whichever timer fired first
-			}
-			end(Outcome{Err: ctx.Err()})
-			return r.abandon(ctx, ctx.Err())
-		case <-gone:
-			end(Outcome{Err: ErrCancelled})
-			return ErrCancelled
-		}
-		end(Outcome{})
+		began := time.Now()
+		err = r.sleep(ctx, delay, gone)
+		slept = time.Since(began)
 	}
-	if !r.use() {
-		return ErrCancelled
+	switch {
+	case errors.Is(err, ErrCancelled):
+		return slept, err
+	case err != nil:
+		return slept, r.abandon(ctx, err)
+	case !r.use():
+		return slept, ErrCancelled
 	}
-	return nil
+	return slept, nil
+}
+
+// sleep lasts for the delay, unless the context ends or gone is closed before.
+func (r *Reservation) sleep(ctx context.Context, delay time.Duration, gone <-chan struct{}) (err error) {
+	ctx, end := r.begin(ctx, VerbSleep, delay)
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-gone:
+		err = ErrCancelled
+	case <-ctx.Done():
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) || r.untilSlot() > 0 {
+			err = ctx.Err()
+		} // else the slot was at the deadline, and so in time, whichever timer fired first
+	}
+	if end != nil {
+		end(Outcome{Err: err})
+	}
+	return err
 }
 
 // abandon gives back the permits of a wait that came to nothing, and returns why.

@@ -27,6 +27,7 @@ package algos
 import (
 	"errors"
 	"math"
+	"time"
 )
 
 // ErrInvalid is matched by every error about parameters or arguments that no limiter can work with. It is always
@@ -47,6 +48,9 @@ type Rule interface {
 	Suffix() string
 	// Limit is what Decision.Limit reports: the most permits that the limiter holds at any one time.
 	Limit() int
+	// Rate is how many permits are granted in how much time in the long run, if there is always somebody who asks. What
+	// comes once, such as a burst, is not in it. Where windows differ in length, as months do, it is their average.
+	Rate() (permits int, per time.Duration)
 	// Max is the most permits that one request can ever be granted.
 	Max() int
 	// Horizon is the furthest ahead of now, in microseconds, at which the algorithm promises a slot for cost permits.

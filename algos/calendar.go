@@ -96,6 +96,19 @@ func (e Every) even() (length, anchor int64) {
 	return 0, 0
 }
 
+// average is how long windows are, over the 400 years in which the calendar repeats itself.
+func (e Every) average() int64 {
+	const years = 146_097 * day / 400
+	switch e {
+	case Month:
+		return years / 12
+	case Year:
+		return years
+	}
+	length, _ := e.even()
+	return length
+}
+
 // next is the first reading, at this one or behind it, at which a window begins.
 func (e Every) next(reading int64) int64 {
 	if length, anchor := e.even(); length > 0 {

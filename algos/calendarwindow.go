@@ -54,7 +54,7 @@ func newCalendarRule(field, name, suffix string, limit int, every Every, locatio
 		c.horizon = min(maxWindows*time.Duration(every).Microseconds(), maxSpan)
 	}
 	return newWindowRule(algorithm, limit, windowRule{
-		name: name, suffix: suffix, grid: every.grid(location), horizon: c.horizon,
+		name: name, suffix: suffix, window: every.average(), grid: every.grid(location), horizon: c.horizon,
 		calendar: c, lua: calendarWindowLua + windowsLua,
 	})
 }

@@ -47,7 +47,7 @@ func (w FixedWindow) Rule() (Rule, error) {
 		return nil, err
 	}
 	return newWindowRule("FixedWindow", w.Limit, windowRule{
-		name: "fixed_window", suffix: "fw", grid: length, keep: length,
+		name: "fixed_window", suffix: "fw", window: length, grid: length, keep: length,
 		horizon: min(maxWindows*length, maxSpan), lua: fixedWindowLua + windowsLua,
 	})
 }

@@ -43,6 +43,11 @@ func gcd(a, b int64) int64 {
 	return a
 }
 
+// Rate implements Rule for those that grant at a pace.
+func (p pace) Rate() (permits int, per time.Duration) {
+	return int(p.rate), time.Duration(p.per) * time.Microsecond
+}
+
 // span is how long n permits take.
 func (p pace) span(n int64) (us, part int64) {
 	whole, n := n/p.rate, n%p.rate

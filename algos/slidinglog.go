@@ -71,6 +71,10 @@ func (r *slidingLog) Horizon(int64) int64 { return r.horizon }
 func (r *slidingLog) Lua() string         { return slidingLogLua }
 func (r *slidingLog) NewState() State     { return new(journal) }
 
+func (r *slidingLog) Rate() (permits int, per time.Duration) {
+	return int(r.limit), time.Duration(r.window) * time.Microsecond
+}
+
 func (r *slidingLog) Params(int64) (params []int64, until int64) {
 	return []int64{r.limit, r.window, r.countDenied}, forever
 }

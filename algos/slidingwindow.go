@@ -41,7 +41,7 @@ func (w SlidingWindow) Rule() (Rule, error) {
 	}
 	length := (window + cells - 1) / cells
 	return newWindowRule("SlidingWindow", w.Limit, windowRule{
-		name: "sliding_window", suffix: "sw", grid: length, keep: length * (cells + 1),
+		name: "sliding_window", suffix: "sw", window: window, grid: length, keep: length * (cells + 1),
 		horizon: min(maxWindows*length, maxSpan), lua: fixedWindowLua + windowsLua,
 	})
 }

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"slices"
+	"time"
 )
 
 //go:embed windows.lua
@@ -46,6 +47,7 @@ type book struct {
 type windowRule struct {
 	name, suffix string
 	limit        int64 // permits whose windows count at any one instant
+	window       int64 // how long the limit is for, on average; in µs, as what follows
 	horizon      int64
 	grid         int64 // names how it cuts time; for windows of one length that length
 	keep         int64 // how long the permits of a window of one length count from its beginning
@@ -68,6 +70,10 @@ func (r *windowRule) Max() int            { return int(r.limit) }
 func (r *windowRule) Horizon(int64) int64 { return r.horizon }
 func (r *windowRule) Lua() string         { return r.lua }
 func (r *windowRule) NewState() State     { return new(windows) }
+
+func (r *windowRule) Rate() (permits int, per time.Duration) {
+	return int(r.limit), time.Duration(r.window) * time.Microsecond
+}
 
 func (r *windowRule) Params(now int64) (params []int64, until int64) {
 	if r.calendar == nil {

@@ -1,5 +1,5 @@
-// Command bench measures Headgate beside redis_rate and golang.org/x/time/rate, in one run on one machine, and prints
-// the comparison as Markdown. README.md says how it measures and what the rows mean.
+// Command bench measures Headgate beside redis_rate and golang.org/x/time/rate, and with tracing beside without, in one run
+// on one machine, and prints the comparison as Markdown. README.md says how it measures and what the rows mean.
 package main
 
 import (
@@ -44,12 +44,18 @@ func run(p *program.Program, rounds int) error {
 		}
 		shared = append(shared, rows...)
 	}
-	printTable("redis_rate", shared)
+	printTable("redis_rate", "Headgate", shared)
 
 	local, err := inProcess(rounds)
 	if err != nil {
 		return err
 	}
-	printTable("x/time/rate", local)
+	printTable("x/time/rate", "Headgate", local)
+
+	traced, err := tracing(rounds)
+	if err != nil {
+		return err
+	}
+	printTable("Headgate", "traced", traced)
 	return nil
 }

@@ -27,8 +27,8 @@ const (
 	value
 )
 
-func printTable(peer string, rows []row) {
-	fmt.Printf("| | %s | Headgate | ratio (quartiles) | bar | |\n|---|--:|--:|--:|--:|---|\n", peer)
+func printTable(peer, ours string, rows []row) {
+	fmt.Printf("| | %s | %s | ratio (quartiles) | bar | |\n|---|--:|--:|--:|--:|---|\n", peer, ours)
 	for _, r := range rows {
 		ratios := r.ours.over(r.peer)
 		limit, verdict := r.judge()

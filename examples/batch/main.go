@@ -1,6 +1,6 @@
 // Batch sends the lines of a file through an HTTP API that admits only so many requests a second.
 //
-//	go run ./examples/batch
+//	go -C examples run ./batch
 //
 // needs nothing else: the limit is kept in memory, and the API is one that the program starts itself, on loopback. That
 // API knows nothing of Headgate. It enforces its limit on its own, with a 429 for what is beyond it, so the number of
@@ -8,8 +8,8 @@
 //
 // With -redis several copies of the program share one limit. They then need one API too:
 //
-//	go run ./examples/batch -serve -listen 127.0.0.1:7800
-//	go run ./examples/batch -api http://127.0.0.1:7800 -redis 127.0.0.1:6379   # in as many terminals as you like
+//	go -C examples run ./batch -serve -listen 127.0.0.1:7800
+//	go -C examples run ./batch -api http://127.0.0.1:7800 -redis 127.0.0.1:6379   # in as many terminals as you like
 //
 // With -naive the workers do without slots: they ask, and ask again until they are let through.
 package main

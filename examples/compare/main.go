@@ -1,6 +1,6 @@
 // Compare sends the same bursty traffic through each algorithm, and shows what becomes of it.
 //
-//	go run ./examples/compare -out docs
+//	go -C examples run ./compare -out ../docs
 //
 // prints a table and writes a picture, as docs/compare.png and docs/compare.svg. Each algorithm is to admit about 20
 // requests in 2 s, and each caller takes a slot that is at most 2 s away, or none:

@@ -172,7 +172,9 @@ func TestTicketsOfTasksThatNeverReturn(t *testing.T) {
 	if state := r.info("finished").State; state != asynq.TaskStateCompleted {
 		t.Errorf("the finished task is %v", state)
 	}
-	eventually(t, "the line is empty", func() bool { return r.rdb.Exists(ctx, "hg:{test}:tickets", "hg:{test}:released", "hg:{test}:waiting").Val() == 0 })
+	eventually(t, "the line is empty", func() bool {
+		return r.rdb.Exists(ctx, "hg:{test}:tickets", "hg:{test}:released", "hg:{test}:waiting").Val() == 0
+	})
 }
 
 // bullmq 1302, 2193 and their like: a window of two, and nothing is lost, stuck or run twice, while a part is deleted.

@@ -14,7 +14,7 @@
 -- Reply     verdict  0: nobody stands here, claim; 1: claim, with the place that follows; 2: stand in the line; 3: it is full
 --           place    µs since 1970: to be given back if the claim is refused
 --           wait     µs until the slot, as far as the line tells
---           known    1 if the line's pace is known and wait goes by it
+--           known    1 if the line's pace is known; if not, wait is a guess and rather too long
 --           forced   1 if it shall reserve like a Wait
 --           wake     1 if no promoter is looking after the line
 -- Writes    all three keys, with the TTL; nothing for verdict 0
@@ -27,7 +27,7 @@ end
 -- estimate is the answer to one who has so many before it.
 local function estimate(verdict, place, ahead)
   local first, pace = max((field('front') or 0) - now, 0), field('pace')
-  local wait = first + ahead * cost * (pace or 0)
+  local wait = first + ahead * cost * (pace or first) -- the pace is no longer than that, if nobody has reserved ahead
   local look = field('look')
   return { verdict, whole(place), whole(wait), pace and 1 or 0, 0, (not look or look + 1000000 < now) and 1 or 0 }
 end
@@ -38,7 +38,6 @@ if want == 'join' then
   if place > 0 then
     call('HINCRBY', KEYS[3], 'claimed', -cost)
     call('HDEL', KEYS[3], 'burst')
-    call('HSET', KEYS[3], 'crowded', whole(now))
   end
   if ARGV[4] ~= '' then learn(ARGV[4] + 0) end
   if ARGV[9] + 0 > 0 then call('HSETNX', KEYS[3], 'pace', ARGV[9]) end

@@ -10,7 +10,7 @@
 local call = redis.call
 local now = call('TIME')
 now = now[1] * 1000000 + now[2]
-local function whole(x) return string.format('%.0f', x) end
+local function whole(x) return string.format('%.0f', x + 0) end -- miniredis's takes no text
 for i = 3, #ARGV, 3 do
   local score = call('ZSCORE', KEYS[1], ARGV[i])
   if score and whole(score) == ARGV[i + 1] then -- otherwise somebody has taken a ticket, or has it now

@@ -12,14 +12,13 @@
 --            burst, seen  how many free permits are trusted at once, claimed when that last changed
 --            spare        permits that newcomers may claim although others stand here
 --            arrival      the time from release to arrival (µs), smoothed
---            crowded      when a task that was brought back could not wait for its slot in place (µs since 1970)
 --            forced       the member that is to reserve like a Wait
 --            look         when a promoter will look next (µs since 1970)
 local call, floor, max, min = redis.call, math.floor, math.max, math.min
 local now = call('TIME')
 now = now[1] * 1000000 + now[2]
 
-local function whole(x) return string.format('%.0f', x) end
+local function whole(x) return string.format('%.0f', x + 0) end -- miniredis's takes no text
 
 local function field(name) return tonumber(call('HGET', KEYS[3], name) or nil) end
 

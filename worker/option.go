@@ -31,7 +31,7 @@ type options struct {
 func defaults() options {
 	return options{
 		inPlace:  time.Second,
-		share:    75,
+		share:    90,
 		putOff:   time.Hour,
 		grace:    5 * time.Second,
 		patience: 5 * time.Second,
@@ -84,8 +84,9 @@ func WithMaxInPlace(d time.Duration) Option {
 	}
 }
 
-// WithShare sets how many in a hundred of the server's workers may wait in place at one time: 75 by default, at least
-// one worker unless it is 0. The others are always there for tasks that need not wait.
+// WithShare sets how many in a hundred of the server's workers may wait in place at one time: 90 by default, at least
+// one worker unless it is 0. Half of those seats are for tasks that were brought back for their slots, and wait for a
+// tenth of a second or so; the other workers are always there for tasks that need not wait.
 func WithShare(percent int) Option {
 	return func(o *options) error {
 		if percent < 0 || percent > 100 {

@@ -46,8 +46,7 @@ end
 
 local arrival, pace, longest, seats = field('arrival'), field('pace'), ARGV[4] + 0, ARGV[5] + 0
 local lead = max(ARGV[3] + 0, min(arrival and 1.5 * arrival or longest, longest))
-local crowded = field('crowded')
-if crowded and now - crowded < 2000000 then lead = min(lead, 1.5 * (arrival or 0) + 2 * tick) end
+if pace and pace > lead then lead = min(lead, 2 * (arrival or longest) + 2 * tick) end -- one at a time: no earlier than it must
 
 -- within is how many permits have their slots in the next so many microseconds.
 local function within(us)

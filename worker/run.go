@@ -19,7 +19,7 @@ var ErrPastDeadline = errors.New("worker: the task's deadline passes before its 
 // run at once all that it had reserved.
 const late = 10 * time.Millisecond
 
-// unknownWait is how long a task goes away for, at most, while the pace of its line is not known.
+// unknownWait is how long a task goes away for, at least, while the pace of its line is not known.
 const unknownWait = 30 * time.Second
 
 // safety is how long after its expected slot asynq's forwarder brings a task back that no promoter has.
@@ -93,7 +93,7 @@ func (t *Throttle) call(ctx context.Context, task *asynq.Task) (*call, error) {
 func (c *call) throttle(ctx context.Context) error {
 	bouncing := c.mayBounce()
 	if !bouncing || c.opts.dedicated {
-		off, err := c.claim(ctx, untilDeadline(ctx), true)
+		off, err := c.claim(ctx, untilDeadline(ctx), anywhere)
 		if bouncing && errors.Is(err, errTooFar) {
 			return c.goAway(ctx, standing{wait: off, known: true}, off)
 		}
@@ -107,11 +107,14 @@ func (c *call) throttle(ctx context.Context) error {
 	}
 	off := time.Duration(-1)
 	if s.verdict == nobodyWaits || s.verdict == returned {
-		bound := min(c.opts.inPlace, untilDeadline(ctx))
+		bound, seat := min(c.opts.inPlace, untilDeadline(ctx)), anySeat
 		if s.forced {
 			bound = untilDeadline(ctx)
 		}
-		if off, err = c.claim(ctx, bound, false); !errors.Is(err, errTooFar) {
+		if s.verdict == nobodyWaits {
+			seat = newcomersSeat
+		}
+		if off, err = c.claim(ctx, bound, seat); !errors.Is(err, errTooFar) {
 			return err
 		}
 		if !c.last {
@@ -139,10 +142,10 @@ var errTooFar = errors.New("worker: the slot is too far off to wait for it in pl
 
 // claim charges the task's permits and waits for their slot, for as long as bound. If the slot is further off, or no seat
 // is free to wait for it, nothing is charged, the error is errTooFar, and off tells how far it is.
-func (c *call) claim(ctx context.Context, bound time.Duration, standing bool) (off time.Duration, err error) {
+func (c *call) claim(ctx context.Context, bound time.Duration, where seating) (off time.Duration, err error) {
 	until := time.Now().Add(bound)
 	for {
-		leave, seated := c.sit(standing)
+		leave, seated := c.sit(where)
 		bound = 0
 		if seated {
 			bound = max(time.Until(until), 0)
@@ -182,15 +185,27 @@ func (c *call) claimOnce(ctx context.Context, bound time.Duration) (lateness, of
 	}
 }
 
+// A seating says which seats a task may take to wait in place.
+type seating int
+
+const (
+	anySeat       seating = iota
+	newcomersSeat         // one of the first half: the others are for those who are brought back for their slots
+	anywhere              // it needs none
+)
+
 // sit takes a seat for a wait in place, if one is free, or none is needed. The function leaves it.
-func (c *call) sit(standing bool) (leave func(), seated bool) {
+func (c *call) sit(where seating) (leave func(), seated bool) {
 	select {
 	case <-c.draining:
 		return func() {}, false
 	default:
 	}
-	if standing {
+	if where == anywhere {
 		return func() {}, true
+	}
+	if where == newcomersSeat && 2*len(c.seats) >= cap(c.seats) {
+		return func() {}, false
 	}
 	select {
 	case c.seats <- struct{}{}:
@@ -220,6 +235,7 @@ func (c *call) awayFor(ctx context.Context, s standing, off time.Duration) (time
 	putOff := slot + slot/4 + safety // what the line tells is an estimate
 	if !s.known {
 		putOff = max(unknownWait, putOff)
+		slot = max(off, 0)
 	}
 	putOff = min(putOff, c.opts.putOff)
 

@@ -15,14 +15,14 @@ var errCloned = errors.New("worker: the task goes on as a clone")
 
 // clone has a task go on that must not be answered with an error: asynq archives one that has no retry left, whatever the
 // error is. Its clone has another ID and takes the ticket; the task itself ends in success.
-func (c *call) clone(ctx context.Context, s standing, off, putOff time.Duration) error {
+func (c *call) clone(ctx context.Context, s standing, slot time.Time, putOff time.Duration) error {
 	id, err := c.enqueueClone(ctx, putOff)
 	if err != nil {
 		return err
 	}
 	if !c.opts.dedicated {
 		// The clone is there before its ticket, so that no promoter takes it for gone. If this fails it comes as a new one.
-		_, _ = c.join(ctx, member(c.cost, c.queue, id), s.place, off, c.cost)
+		_, _ = c.join(ctx, member(c.cost, c.queue, id), s.place, slot, c.cost)
 	}
 	return errCloned
 }

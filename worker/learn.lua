@@ -35,7 +35,8 @@ local function learn(retry)
   if not front or claimed < mark or at < front - 10 * noise then
     call('HDEL', KEYS[3], 'since')
   elseif claimed > mark then
-    if at < front + noise or pace and claimed < mark + 4 and now < field('marked') + 1000000 then return end
+    -- One of them may have arrived and not claimed yet, so a few are needed.
+    if at < front + noise or claimed < mark + 4 and now < field('marked') + 1000000 then return end
     local sample = (at - front) / (claimed - mark)
     if pace then sample = pace + (sample - pace) / 2 end
     call('HSET', KEYS[3], 'pace', whole(max(sample, 1)))

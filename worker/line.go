@@ -116,12 +116,12 @@ func (l line) arrive(ctx context.Context, member string, cost int, take bool) (s
 	return l.call(ctx, member, want, 0, "", cost)
 }
 
-// join takes a ticket after a refused claim, at the place that the task had, if any. The refusal said that its slot is
-// off by so much, if that is not negative.
-func (l line) join(ctx context.Context, member string, place int64, off time.Duration, cost int) (standing, error) {
+// join takes a ticket after a refused claim, at the place that the task had, if any. The slot is the one that was too far off,
+// the zero time if it is not known.
+func (l line) join(ctx context.Context, member string, place int64, slot time.Time, cost int) (standing, error) {
 	ahead := ""
-	if off >= 0 {
-		ahead = strconv.FormatInt(off.Microseconds(), 10)
+	if !slot.IsZero() {
+		ahead = strconv.FormatInt(max(time.Until(slot).Microseconds(), 1), 10)
 	}
 	return l.call(ctx, member, wantJoin, place, ahead, cost)
 }
@@ -183,6 +183,7 @@ func (l line) leave(ctx context.Context, member string) error {
 const (
 	drop = "drop"
 	park = "park"
+	back = "back"
 )
 
 // ttl is how long what is stored outlives the last change: a ticket's task is back before.

@@ -149,7 +149,9 @@ func (p *promoter) bringBack(l line, members []string) (gone int, err error) {
 				} else {
 					again = append(again, m)
 				}
-			case taskBrought, taskUnknown:
+			case taskUnknown:
+				outcomes = append(outcomes, m, back)
+			case taskBrought:
 			}
 		}
 		if members = again; len(members) > 0 {
@@ -171,7 +173,7 @@ const (
 	taskComing              // it is pending already
 	taskActive              // it is in a worker: still, or again
 	taskGone                // it will never come
-	taskUnknown             // Redis failed; its ticket counts as released for a while, and is then released again
+	taskUnknown             // Redis failed, or it has just changed
 )
 
 // bring has asynq run a task that waits. A task that has ended is left alone: RunTask would run it again. It may end
@@ -201,8 +203,8 @@ func (p *promoter) bring(member string) whereabouts {
 	if time.Until(info.NextProcessAt) <= time.Second {
 		return taskComing
 	}
-	if err := p.t.inspector.RunTask(queue, id); err != nil && !errors.Is(err, asynq.ErrTaskNotFound) {
-		return taskUnknown // or pending since: it comes all the same
+	if p.t.inspector.RunTask(queue, id) != nil {
+		return taskUnknown
 	}
 	return taskBrought
 }

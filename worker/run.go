@@ -93,9 +93,9 @@ func (t *Throttle) call(ctx context.Context, task *asynq.Task) (*call, error) {
 func (c *call) throttle(ctx context.Context) error {
 	bouncing := c.mayBounce()
 	if !bouncing || c.opts.dedicated {
-		off, err := c.claim(ctx, untilDeadline(ctx), anywhere)
+		slot, err := c.claim(ctx, untilDeadline(ctx), anywhere)
 		if bouncing && errors.Is(err, errTooFar) {
-			return c.goAway(ctx, standing{wait: off, known: true}, off)
+			return c.goAway(ctx, standing{known: true}, slot)
 		}
 		return err
 	}
@@ -105,7 +105,7 @@ func (c *call) throttle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	off := time.Duration(-1)
+	var slot time.Time // of a claim that is refused
 	if s.verdict == nobodyWaits || s.verdict == returned {
 		bound, seat := min(c.opts.inPlace, untilDeadline(ctx)), anySeat
 		if s.forced {
@@ -114,16 +114,16 @@ func (c *call) throttle(ctx context.Context) error {
 		if s.verdict == nobodyWaits {
 			seat = newcomersSeat
 		}
-		if off, err = c.claim(ctx, bound, seat); !errors.Is(err, errTooFar) {
+		if slot, err = c.claim(ctx, bound, seat); !errors.Is(err, errTooFar) {
 			return err
 		}
 		if !c.last {
-			if s, err = c.join(ctx, m, s.place, off, c.cost); err != nil {
+			if s, err = c.join(ctx, m, s.place, slot, c.cost); err != nil {
 				return err
 			}
 		}
 	}
-	return c.goAway(ctx, s, off)
+	return c.goAway(ctx, s, slot)
 }
 
 func (c *call) member() string { return member(c.cost, c.queue, c.id) }
@@ -141,8 +141,8 @@ func untilDeadline(ctx context.Context) time.Duration {
 var errTooFar = errors.New("worker: the slot is too far off to wait for it in place")
 
 // claim charges the task's permits and waits for their slot, for as long as bound. If the slot is further off, or no seat
-// is free to wait for it, nothing is charged, the error is errTooFar, and off tells how far it is.
-func (c *call) claim(ctx context.Context, bound time.Duration, where seating) (off time.Duration, err error) {
+// is free to wait for it, nothing is charged, the error is errTooFar, and the slot is when it would be.
+func (c *call) claim(ctx context.Context, bound time.Duration, where seating) (slot time.Time, err error) {
 	until := time.Now().Add(bound)
 	for {
 		leave, seated := c.sit(where)
@@ -150,38 +150,38 @@ func (c *call) claim(ctx context.Context, bound time.Duration, where seating) (o
 		if seated {
 			bound = max(time.Until(until), 0)
 		}
-		lateness, off, err := c.claimOnce(ctx, bound)
+		slot, lateness, err := c.claimOnce(ctx, bound)
 		leave()
 		if err != nil || lateness <= late {
-			return off, err
+			return slot, err
 		}
 	}
 }
 
 // claimOnce claims once, and says how long after the slot the task is.
-func (c *call) claimOnce(ctx context.Context, bound time.Duration) (lateness, off time.Duration, err error) {
+func (c *call) claimOnce(ctx context.Context, bound time.Duration) (slot time.Time, lateness time.Duration, err error) {
 	r, err := c.limiter.ReserveN(ctx, c.cost, headgate.Within(bound))
 	if denied, ok := errors.AsType[*headgate.DeniedError](err); ok {
-		return 0, bound + denied.Decision.RetryAfter, errTooFar
+		return time.Now().Add(bound + denied.Decision.RetryAfter), 0, errTooFar
 	}
 	if err != nil {
-		return 0, 0, err
+		return time.Time{}, 0, err
 	}
 	delay := r.Delay()
-	slot := time.Now().Add(delay)
+	slot = time.Now().Add(delay)
 	if delay == 0 {
-		return 0, 0, ctx.Err()
+		return slot, 0, ctx.Err()
 	}
 	c.paces.saw(c.key, slot, c.cost)
 	select {
 	case <-r.Ready():
-		return time.Since(slot), 0, ctx.Err()
+		return slot, time.Since(slot), ctx.Err()
 	case <-ctx.Done():
 		_ = r.Cancel(ctx)
-		return 0, 0, ctx.Err()
+		return slot, 0, ctx.Err()
 	case <-c.draining:
 		_ = r.Cancel(ctx)
-		return 0, time.Until(slot), errTooFar
+		return slot, 0, errTooFar
 	}
 }
 
@@ -216,26 +216,28 @@ func (c *call) sit(where seating) (leave func(), seated bool) {
 }
 
 // goAway ends a call whose task does not run now. Its ticket is taken, unless it has to go on as a clone.
-func (c *call) goAway(ctx context.Context, s standing, off time.Duration) error {
-	putOff, err := c.awayFor(ctx, s, off)
+func (c *call) goAway(ctx context.Context, s standing, slot time.Time) error {
+	putOff, err := c.awayFor(ctx, s, slot)
 	switch {
 	case err != nil && !c.last && !c.opts.dedicated:
 		return errors.Join(err, c.leave(ctx, c.member()))
 	case err != nil:
 		return err
 	case c.last:
-		return c.clone(ctx, s, off, putOff)
+		return c.clone(ctx, s, slot, putOff)
 	}
 	return c.bounce(putOff)
 }
 
 // awayFor is after how long asynq brings the task back, if no promoter has, or why it never need.
-func (c *call) awayFor(ctx context.Context, s standing, off time.Duration) (time.Duration, error) {
-	slot := max(s.wait, off)
-	putOff := slot + slot/4 + safety // what the line tells is an estimate
-	if !s.known {
+func (c *call) awayFor(ctx context.Context, s standing, slot time.Time) (time.Duration, error) {
+	off := max(time.Until(slot), 0)
+	wait := max(s.wait, off)
+	putOff := wait + wait/4 + safety // what the line tells is an estimate
+	if s.known {
+		off = wait
+	} else {
 		putOff = max(unknownWait, putOff)
-		slot = max(off, 0)
 	}
 	putOff = min(putOff, c.opts.putOff)
 
@@ -252,9 +254,9 @@ func (c *call) awayFor(ctx context.Context, s standing, off time.Duration) (time
 		return putOff, nil
 	}
 	left := time.Until(info.Deadline)
-	if slot >= left || left < time.Second {
+	if off >= left || left < time.Second {
 		return 0, fmt.Errorf("%w: the slot is %v off, the deadline %v: %w", ErrPastDeadline,
-			slot.Round(time.Millisecond), left.Round(time.Millisecond), asynq.SkipRetry)
+			off.Round(time.Millisecond), left.Round(time.Millisecond), asynq.SkipRetry)
 	}
 	return max(min(putOff, left-c.forwarder-2*time.Second), 0), nil
 }

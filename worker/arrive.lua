@@ -10,11 +10,11 @@
 -- ARGV[6]   how long a released ticket counts, µs
 -- ARGV[7]   the most tickets that the line holds
 -- ARGV[8]   TTL, ms
--- ARGV[9]   join: the time between slots that the caller has seen, µs, for the line's pace as long as it has none; 0 if none
+-- ARGV[9]   the time between slots that the caller has seen, µs, for the line's pace as long as it has none; 0 if none
 -- Reply     verdict  0: nobody stands here, claim; 1: claim, with the place that follows; 2: stand in the line; 3: it is full
 --           place    µs since 1970: to be given back if the claim is refused
 --           wait     µs until the slot, as far as the line tells
---           known    1 if the line's pace is known; if not, wait is a guess and rather too long
+--           known    1 if the line's pace is known; if not, wait is a guess
 --           forced   1 if it shall reserve like a Wait
 --           wake     1 if no promoter is looking after the line
 -- Writes    all three keys, with the TTL; nothing for verdict 0
@@ -27,7 +27,7 @@ end
 -- estimate is the answer to one who has so many before it.
 local function estimate(verdict, place, ahead)
   local first, pace = max((field('front') or 0) - now, 0), field('pace')
-  local wait = first + ahead * cost * (pace or first) -- the pace is no longer than that, if nobody has reserved ahead
+  local wait = first + ahead * cost * (pace or field('reach') or 0)
   local look = field('look')
   return { verdict, whole(place), whole(wait), pace and 1 or 0, 0, (not look or look + 1000000 < now) and 1 or 0 }
 end
@@ -40,7 +40,6 @@ if want == 'join' then
     call('HDEL', KEYS[3], 'burst')
   end
   if ARGV[4] ~= '' then learn(ARGV[4] + 0) end
-  if ARGV[9] + 0 > 0 then call('HSETNX', KEYS[3], 'pace', ARGV[9]) end
 else
   local held = call('ZSCORE', KEYS[1], member)
   if held then
@@ -78,6 +77,7 @@ if want ~= 'join' then
   end
   if want == 'look' then return estimate(2, 0, waiting + coming) end
 end
+if ARGV[9] + 0 > 0 then call('HSETNX', KEYS[3], 'pace', ARGV[9]) end
 if place == 0 and waiting >= ARGV[7] + 0 then return estimate(3, 0, waiting + coming) end
 local ahead = waiting + coming
 if place == 0 then

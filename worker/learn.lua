@@ -8,6 +8,7 @@
 --            claimed      permits that tickets have claimed
 --            front, mark, marked  when the limiter's next slot was last seen to be (µs since 1970), claimed then, and when
 --            pace         the time between slots (µs), as claims were seen to move the front
+--            reach        as long as there is no pace: how far ahead the front was, at most (µs)
 --            since        since when others on the key take the slots (µs since 1970)
 --            burst, seen  how many free permits are trusted at once, claimed when that last changed
 --            spare        permits that newcomers may claim although others stand here
@@ -32,6 +33,7 @@ local function learn(retry)
   end
   local at, claimed = now + retry, field('claimed') or 0
   local front, mark, pace = field('front'), field('mark'), field('pace')
+  if not pace and retry > (field('reach') or 0) then call('HSET', KEYS[3], 'reach', whole(retry)) end
   if not front or claimed < mark or at < front - 10 * noise then
     call('HDEL', KEYS[3], 'since')
   elseif claimed > mark then

@@ -45,8 +45,12 @@ elseif claimed > seen then
 end
 
 local arrival, pace, longest, seats = field('arrival'), field('pace'), ARGV[4] + 0, ARGV[5] + 0
-local lead = max(ARGV[3] + 0, min(arrival and 1.5 * arrival or longest, longest))
-if pace and pace > lead then lead = min(lead, 2 * (arrival or longest) + 2 * tick) end -- one at a time: no earlier than it must
+local lead = ARGV[3] + 0
+if pace and pace > lead then
+  lead = min(lead, arrival and 2 * arrival + 2 * tick or lead) -- one at a time, and no earlier than it must
+elseif pace then
+  lead = max(lead, min(arrival and 1.5 * arrival or longest, longest)) -- a busy line begins with a crowd of newcomers
+end
 
 -- within is how many permits have their slots in the next so many microseconds.
 local function within(us)

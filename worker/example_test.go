@@ -24,17 +24,17 @@ func Example() {
 
 	limiter, err := headgate.New(headgate.Redis(rdb), "vendor", algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	throttle, err := worker.New(limiter, rdb,
 		worker.WithTasks(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "send" }),
 		worker.WithKey(func(_ context.Context, task *asynq.Task) string { return task.Headers()["tenant"] }))
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	config := asynq.Config{Concurrency: 10}
 	if err := throttle.Configure(&config); err != nil { // also starts the promoter
-		log.Fatal(err)
+		panic(err)
 	}
 
 	mux := asynq.NewServeMux()
@@ -42,7 +42,7 @@ func Example() {
 	mux.HandleFunc("send", func(context.Context, *asynq.Task) error { return nil })
 	server := asynq.NewServerFromRedisClient(rdb, config)
 	if err := server.Start(mux); err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	<-ctx.Done()
 	throttle.Drain() // before Shutdown, of which asynq tells nobody
@@ -55,11 +55,11 @@ func ExampleClient() {
 	defer rdb.Close()
 	limiter, err := headgate.New(headgate.Redis(rdb), "mail", algos.LeakyBucket{Rate: 10, Per: time.Second, Capacity: 10_000})
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	client, err := worker.NewClient(limiter, asynq.NewClientFromRedisClient(rdb))
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 	_, err = client.Enqueue(context.Background(), asynq.NewTask("mail", []byte("…")), time.Minute)
 	if err != nil {

@@ -45,12 +45,9 @@ elseif claimed > seen then
 end
 
 local arrival, pace, longest, seats = field('arrival'), field('pace'), ARGV[4] + 0, ARGV[5] + 0
-local lead = ARGV[3] + 0
-if pace and pace > lead then
-  lead = min(lead, arrival and 2 * arrival + 2 * tick or lead) -- one at a time, and no earlier than it must
-elseif pace then
-  lead = max(lead, min(arrival and 1.5 * arrival or longest, longest)) -- a busy line begins with a crowd of newcomers
-end
+-- A line begins with a crowd of newcomers, behind whom those stand who are brought back: at first they need the most.
+local lead = max(ARGV[3] + 0, min(arrival and 1.5 * arrival or longest, longest))
+if arrival and pace and pace > lead then lead = min(lead, 2 * arrival + tick) end -- one at a time, and no earlier than it must
 
 -- within is how many permits have their slots in the next so many microseconds.
 local function within(us)

@@ -2,11 +2,12 @@
 # make lint   gofmt, go vet, golangci-lint (staticcheck among it)
 # make fuzz   the properties for longer, and random scripts: make fuzz CHECKS=100000 FUZZTIME=1h
 # make bench  Headgate beside redis_rate
+# make bench-jobs  limited asynq tasks beside asynq's usual recipe; ten minutes
 
 CHECKS ?= 20000
 FUZZTIME ?= 5m
 
-.PHONY: test lint fuzz bench redis
+.PHONY: test lint fuzz bench bench-jobs redis
 
 test: redis
 	go vet ./...
@@ -26,6 +27,9 @@ fuzz: redis
 
 bench: redis
 	cd bench && go run .
+
+bench-jobs: redis
+	cd bench && go run ./jobs
 
 # The tests start their own servers; this only sees to it that there is a program to start.
 redis:

@@ -19,6 +19,20 @@ import (
 // "rate:mark:suffix/part/part".
 const maxPath = 200
 
+// StoredKey is a key for what a program keeps in Redis beside this limiter's state: "prefix:{…}:suffix", in the hash slot
+// of the limiter's own keys, so that a script may use several of them on a cluster. The suffix must be none of an
+// algorithm's or of Headgate's own; give it a prefix of yours. The key is made of the user's key: keep it private. It
+// is empty for a limiter whose verbs all fail, as that of an empty part given to For.
+func (l *Limiter) StoredKey(suffix string) string {
+	switch {
+	case l.store == nil || l.err != nil:
+		return ""
+	case l.shared != nil:
+		return strings.TrimSuffix(l.shared.key, "rate") + suffix + shorten(l.parts)
+	}
+	return storedKey(l.prefix, l.path, suffix)
+}
+
 // storedKey is the key under which the limiter of a path keeps its state.
 func storedKey(prefix, path, suffix string) string {
 	return prefix + ":{" + shorten(path) + "}:" + suffix

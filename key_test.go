@@ -5,6 +5,9 @@ import (
 	"encoding/hex"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/headgate-go/headgate/algos"
 )
 
 func TestStoredKeys(t *testing.T) {
@@ -26,5 +29,33 @@ func TestStoredKeys(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// What a program keeps beside a limiter shares its hash slot, and is its own for each key.
+func TestStoredKeyIsInTheLimitersSlot(t *testing.T) {
+	store := Memory()
+	l, err := New(store, "test", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, err := NewShared(store, "shared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		limiter *Limiter
+		want    string
+	}{
+		{l, "hg:{test}:x"},
+		{l.For("a{b}", "c"), "hg:{test/a%7Bb%7D/c}:x"},
+		{&shared.Limiter, "hg:{shared}:x"},
+		{shared.For("a"), "hg:{shared}:x/a"},
+		{l.For(""), ""},
+		{&Limiter{}, ""},
+	} {
+		if got := c.limiter.StoredKey("x"); got != c.want {
+			t.Errorf("StoredKey is %q, want %q", got, c.want)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/headgate-go/headgate/bench/internal/program"
 	"github.com/headgate-go/headgate/internal/redistest"
 )
 
@@ -20,14 +21,14 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	p := newProgram()
-	defer p.end()
+	p := program.New()
+	defer p.End()
 	if err := run(p, *rounds); err != nil {
 		p.Fatal(err)
 	}
 }
 
-func run(p *program, rounds int) error {
+func run(p *program.Program, rounds int) error {
 	rdb := redistest.Start(p).Client()
 	about, err := machine(rdb)
 	if err != nil {

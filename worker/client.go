@@ -1,0 +1,67 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/headgate-go/headgate"
+)
+
+// A Client enqueues tasks for their slots: it takes the slot of a limiter when a task is enqueued, and has asynq run the
+// task then. So tasks flow out at the limiter's pace however they come in, none bounces, and who comes when the queue in
+// front is too long is refused: a leaky bucket that is made of a message queue.
+//
+// The slot is charged when the task is enqueued, whatever becomes of the task. asynq counts in whole seconds, so a task
+// starts up to a second after its slot and another DelayedTaskCheckInterval of the server, and those of one second start
+// together. Where no start may be beyond the limit, use a Throttle instead; not both for one key, which would charge
+// twice.
+//
+// A Client is safe for concurrent use.
+type Client struct {
+	limiter *headgate.Limiter
+	client  *asynq.Client
+}
+
+// NewClient makes a Client of a limiter and of asynq's client, which stays the caller's to close. An algorithm that
+// queues by itself gives the queue its length: algos.LeakyBucket has a Capacity. The error matches headgate.ErrInvalid.
+func NewClient(limiter *headgate.Limiter, client *asynq.Client) (*Client, error) {
+	if limiter == nil || client == nil {
+		return nil, invalidf("NewClient: the limiter or the client is nil")
+	}
+	return &Client{limiter: limiter, client: client}, nil
+}
+
+// For is a Client with the limit of limiter.For(parts...).
+func (c *Client) For(parts ...string) *Client {
+	return &Client{limiter: c.limiter.For(parts...), client: c.client}
+}
+
+// Enqueue takes the next slot and enqueues the task for it, unless the slot is further off than within, at least 0: then
+// the error is a *headgate.DeniedError, which says when to try again, and nothing is enqueued or charged. The options are
+// asynq's, of which ProcessAt and ProcessIn are overruled. NextProcessAt of the answer is the slot, rounded up to a second.
+//
+// If the task is a duplicate or its ID is taken, asynq's error is returned and the slot is given back. After another error
+// of asynq's the task may be there, so the slot stays charged. Other errors are those of Limiter.Reserve.
+func (c *Client) Enqueue(ctx context.Context, task *asynq.Task, within time.Duration, opts ...asynq.Option) (*asynq.TaskInfo, error) {
+	return c.EnqueueN(ctx, task, 1, within, opts...)
+}
+
+// EnqueueN enqueues a task that needs n permits; see Enqueue.
+func (c *Client) EnqueueN(ctx context.Context, task *asynq.Task, n int, within time.Duration, opts ...asynq.Option) (*asynq.TaskInfo, error) {
+	r, err := c.limiter.ReserveN(ctx, n, headgate.Within(within))
+	if err != nil {
+		return nil, err
+	}
+	at := time.Now()
+	if delay := r.Delay(); delay > 0 {
+		at = at.Add(delay + time.Second - time.Nanosecond).Truncate(time.Second)
+	}
+	info, err := c.client.EnqueueContext(ctx, task, append(opts[:len(opts):len(opts)], asynq.ProcessAt(at))...)
+	if errors.Is(err, asynq.ErrDuplicateTask) || errors.Is(err, asynq.ErrTaskIDConflict) {
+		return nil, errors.Join(err, r.Cancel(ctx))
+	}
+	return info, err
+}

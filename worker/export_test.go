@@ -1,0 +1,24 @@
+package worker
+
+import (
+	"context"
+	"testing"
+)
+
+// StopPromoter ends a throttle's promoter, as if none ran anywhere.
+func StopPromoter(t *Throttle) { t.promoter.stop() }
+
+// ReleaseOnly is what a promoter does that dies before it has brought back what it released. It says how many that were.
+func ReleaseOnly(t *testing.T, throttle *Throttle) int {
+	t.Helper()
+	l := throttle.lineOf("")
+	d, err := l.limiter.Peek(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	members, _, err := l.release(context.Background(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(members)
+}

@@ -1,0 +1,502 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/headgate-go/headgate"
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/worker"
+)
+
+// Whatever the algorithm, each task runs once and is charged once.
+func TestEveryAlgorithm(t *testing.T) {
+	const tasks = 12
+	for name, algorithm := range map[string]algos.Algorithm{
+		"token bucket":   algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 2},
+		"funnel":         algos.Funnel{Capacity: 3, Rate: 20, Per: time.Second},
+		"leaky bucket":   algos.LeakyBucket{Rate: 20, Per: time.Second, Capacity: 5},
+		"fixed window":   algos.FixedWindow{Limit: 4, Window: 300 * time.Millisecond},
+		"sliding log":    algos.SlidingLog{Limit: 4, Window: 300 * time.Millisecond},
+		"sliding window": algos.SlidingWindow{Limit: 4, Window: 300 * time.Millisecond, Cells: 10},
+		"warm-up":        algos.WarmUp{Rate: 20, Per: time.Second, Period: time.Second, ColdFactor: 3},
+		"calendar":       algos.CalendarWindow{Limit: 6, Every: algos.Every(time.Second), Location: time.UTC},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			s := r.serve(r.throttle(r.limiter(algorithm), worker.WithMaxInPlace(100*time.Millisecond)), nil)
+			r.enqueueMany(tasks)
+			r.allRan(tasks)
+			s.stop()
+			for id, n := range r.timesRan() {
+				if n != 1 {
+					t.Errorf("%s ran %d times", id, n)
+				}
+			}
+			if q := r.queue(); q.Archived+q.Retry != 0 || q.Processed != tasks {
+				t.Errorf("%+v", q)
+			}
+		})
+	}
+}
+
+// One of NewShared, whose rate is raised while tasks wait.
+func TestASharedLimiter(t *testing.T) {
+	r := newRig(t)
+	shared, err := headgate.NewShared(headgate.Redis(r.rdb), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	if _, err := shared.SetRate(ctx, algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.serve(r.throttle(&shared.Limiter, worker.WithKey(byPayload)), nil)
+	for i := range 6 {
+		r.enqueueFor("tenant", fmt.Sprintf("t%d", i))
+	}
+	eventually(t, "five wait", func() bool { return r.queue().Retry == 5 })
+	if _, err := shared.UpdateRate(ctx, algos.TokenBucket{Rate: 100, Per: time.Second, Burst: 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.allRan(6)
+}
+
+// The permits that are used are those of the runs: bounced, deleted and cloned tasks cost nothing.
+func TestOneChargeARun(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 1, Per: 24 * time.Hour, Burst: 40})
+	use(t, l, 20)
+	s := r.serve(r.throttle(l), nil)
+	r.enqueueMany(40)
+	r.allRan(20)
+	eventually(t, "the others wait", func() bool { return r.queue().Retry == 20 })
+	s.stop()
+	d, err := l.Peek(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Remaining != 0 || d.RetryAfter > 24*time.Hour {
+		t.Errorf("after 20 runs of 20 permits the limiter says %+v", d)
+	}
+	if got := len(r.ran()); got != 20 {
+		t.Errorf("%d ran", got)
+	}
+}
+
+// A cost counts as so many permits, in the line too.
+func TestCosts(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 100, Per: time.Second, Burst: 6})
+	start := time.Now()
+	r.serve(r.throttle(l, worker.WithCost(func(context.Context, *asynq.Task) int { return 5 })), nil)
+	const tasks = 20
+	r.enqueueMany(tasks)
+	r.allRan(tasks)
+	if took, least := time.Since(start), (tasks*5-6)*10*time.Millisecond; took < least-5*time.Millisecond {
+		t.Errorf("%d tasks of 5 permits took %v, and may no sooner than in %v", tasks, took, least)
+	}
+}
+
+// Those who come later stand behind those who hold tickets: the order is that of the first arrival.
+func TestNewcomersStandBehindTickets(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	l := r.limiter(onePerDay())
+	use(t, l, 1)
+	r.serve(r.throttle(l), nil)
+	for _, id := range []string{"a", "b", "c"} {
+		r.enqueue(id)
+		r.waits(id)
+	}
+	if err := l.Reset(ctx); err != nil { // there is a permit now, for one
+		t.Fatal(err)
+	}
+	r.enqueue("newcomer")
+	r.allRan(1)
+	if first := r.ran()[0].id; first != "a" {
+		t.Errorf("%s ran first", first)
+	}
+	r.waits("newcomer")
+}
+
+// Deleted, archived and finished tasks hold nothing up, and a promoter revives none.
+func TestTicketsOfTasksThatNeverReturn(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	l := r.limiter(onePerDay())
+	use(t, l, 1)
+	s := r.serve(r.throttle(l), nil)
+	for _, id := range []string{"deleted", "archived", "finished", "alive"} {
+		r.enqueue(id)
+		r.waits(id)
+	}
+	if err := r.inspector.DeleteTask("default", "deleted"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.inspector.ArchiveTask("default", "archived"); err != nil {
+		t.Fatal(err)
+	}
+	// One that has been finished elsewhere, and is retained.
+	if err := r.inspector.DeleteTask("default", "finished"); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	done := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond})
+	if err := done.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })); err != nil {
+		t.Fatal(err)
+	}
+	r.enqueue("finished", asynq.Retention(time.Hour))
+	eventually(t, "it is finished", func() bool { return r.info("finished").State == asynq.TaskStateCompleted })
+	done.Shutdown()
+
+	if err := l.Reset(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.serve(r.throttle(l), nil)
+	r.allRan(1)
+	if first := r.ran()[0].id; first != "alive" {
+		t.Errorf("%s ran", first)
+	}
+	if state := r.info("archived").State; state != asynq.TaskStateArchived {
+		t.Errorf("the archived task is %v", state)
+	}
+	if state := r.info("finished").State; state != asynq.TaskStateCompleted {
+		t.Errorf("the finished task is %v", state)
+	}
+	eventually(t, "the line is empty", func() bool {
+		return r.rdb.Exists(ctx, "hg:{test}:tickets", "hg:{test}:released", "hg:{test}:waiting").Val() == 0
+	})
+}
+
+// bullmq 1302, 2193 and their like: a window of two, and nothing is lost, stuck or run twice, while a part is deleted.
+func TestNothingIsLost(t *testing.T) {
+	r := newRig(t)
+	r.serve(r.throttle(r.limiter(algos.FixedWindow{Limit: 4, Window: 200 * time.Millisecond})), nil)
+	r.serve(r.throttle(r.limiter(algos.FixedWindow{Limit: 4, Window: 200 * time.Millisecond})), nil)
+	const tasks = 60
+	r.enqueueMany(tasks)
+	deleted := make(map[string]bool)
+	for _, i := range rand.Perm(tasks)[:tasks/2] {
+		if id := fmt.Sprintf("t%d", i); r.inspector.DeleteTask("default", id) == nil {
+			deleted[id] = true
+		}
+	}
+	eventually(t, "the queue is empty", func() bool { return r.queue().Size == 0 })
+	times := r.timesRan()
+	for i := range tasks {
+		id := fmt.Sprintf("t%d", i)
+		if times[id] != 1 && !deleted[id] || times[id] > 1 {
+			t.Errorf("%s ran %d times; deleted: %v", id, times[id], deleted[id])
+		}
+	}
+	// Once the backlog is gone, a task runs as it comes.
+	time.Sleep(200 * time.Millisecond)
+	before := r.bounces()
+	r.enqueue("after")
+	r.allRan(tasks - len(deleted) + 1)
+	if r.bounces() != before {
+		t.Error("a task that is alone was sent away")
+	}
+}
+
+// Beyond the bound tasks come back all the same, without a place.
+func TestALineOfBoundedLength(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	l := r.limiter(onePerDay())
+	use(t, l, 1)
+	r.serve(r.throttle(l, worker.WithMaxWaiting(2)), nil)
+	for _, id := range []string{"a", "b", "c", "d"} {
+		r.enqueue(id)
+		r.waits(id)
+	}
+	if n := r.rdb.ZCard(ctx, "hg:{test}:tickets").Val(); n != 2 {
+		t.Errorf("%d tickets", n)
+	}
+	if err := r.inspector.RunTask("default", "d"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "d is sent away again", func() bool { return r.bounces() == 5 })
+	if q := r.queue(); q.Archived != 0 || q.Failed != 0 {
+		t.Errorf("%d archived, %d failed", q.Archived, q.Failed)
+	}
+}
+
+// Sidekiq-throttled 36, 94 and their like: a limit that is far over does not touch another key, and waiting costs little.
+func TestAHotKeyCostsNobodyElseAnything(t *testing.T) {
+	r := newRig(t)
+	peeks := make(chan struct{}, 10000)
+	l := r.limiter(algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1},
+		headgate.WithHook(func(ctx context.Context, op headgate.Operation) (context.Context, func(headgate.Outcome)) {
+			if op.Verb == headgate.VerbPeek {
+				peeks <- struct{}{}
+			}
+			return ctx, nil
+		}))
+	r.serve(r.throttle(l, worker.WithKey(byPayload)), nil)
+	const hot = 1000
+	for i := range hot {
+		r.enqueueFor("hot", fmt.Sprintf("hot%d", i))
+	}
+	r.enqueueFor("cold", "cold")
+	eventually(t, "the cold one runs, and one of the hot", func() bool { return r.timesRan()["cold"] == 1 && len(r.ran()) == 2 })
+	eventually(t, "the hot ones wait", func() bool { return r.queue().Retry == hot-1 })
+	looked, bounced := len(peeks), r.bounces()
+	time.Sleep(1500 * time.Millisecond)
+	// A promoter looks at least once a second.
+	if n := len(peeks) - looked; n > 5 {
+		t.Errorf("in a second and a half with %d waiting the promoter looked %d times", hot-1, n)
+	}
+	if bounced != hot-1 || r.bounces() != bounced {
+		t.Errorf("%d and then %d were sent away", bounced, r.bounces()-bounced)
+	}
+}
+
+// With no promoter anywhere, asynq's forwarder brings tasks back, and they run.
+func TestWithoutAPromoterTasksOnlyRunLater(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 10, Per: time.Second, Burst: 1})
+	throttle := r.throttle(l, worker.WithMaxPutOff(time.Second))
+	s := r.serve(throttle, nil)
+	worker.StopPromoter(throttle)
+	r.enqueueMany(20)
+	r.allRan(20)
+	s.stop()
+	for id, n := range r.timesRan() {
+		if n != 1 {
+			t.Errorf("%s ran %d times", id, n)
+		}
+	}
+	for _, run := range r.ran() {
+		if run.retried != 0 {
+			t.Errorf("%s was counted as failed", run.id)
+		}
+	}
+}
+
+// Others on the key who wait in line for their slots cannot keep the tasks waiting for good.
+func TestTasksAreNotKeptWaitingForGood(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 1})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	done := make(chan struct{})
+	const others = 10 // so that a slot is always half a second away, and the lead is shorter
+	for range others {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			for l.Wait(ctx) == nil {
+			}
+		}()
+	}
+	defer func() {
+		cancel()
+		for range others {
+			<-done
+		}
+	}()
+	time.Sleep(100 * time.Millisecond)
+	r.serve(r.throttle(l, worker.WithPatience(300*time.Millisecond), worker.WithMaxInPlace(100*time.Millisecond)), nil)
+	r.enqueueMany(2)
+	r.allRan(2)
+}
+
+// A task whose own deadline comes before its slot ends, and says why.
+func TestATaskWhoseDeadlineComesFirstEnds(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(onePerDay())
+	use(t, l, 1)
+	handled := make(chan error, 10)
+	r.serve(r.throttle(l), nil, func(c *asynq.Config) {
+		c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { handled <- err })
+	})
+	r.enqueue("hopeless", asynq.Deadline(time.Now().Add(10*time.Second)))
+	r.enqueue("only a timeout", asynq.Timeout(time.Second))
+	r.enqueue("hopeful", asynq.Deadline(time.Now().Add(48*time.Hour)))
+	if err := <-handled; !errors.Is(err, worker.ErrPastDeadline) {
+		t.Errorf("it ends with %v", err)
+	}
+	eventually(t, "it is archived", func() bool { return r.info("hopeless").State == asynq.TaskStateArchived })
+	r.waits("only a timeout")
+	r.waits("hopeful")
+	if n := r.rdb.ZCard(context.Background(), "hg:{test}:tickets").Val(); n != 2 {
+		t.Errorf("%d tickets are left", n)
+	}
+	if len(r.ran()) != 0 {
+		t.Error("it ran")
+	}
+}
+
+// Uniqueness stays for as long as asynq gives it, retention begins with the run, and a group's task is one task.
+func TestUniqueRetainedAndGroupedTasks(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	l := r.limiter(onePerDay())
+	use(t, l, 1)
+	r.serve(r.throttle(l), nil, func(c *asynq.Config) {
+		c.GroupGracePeriod, c.GroupMaxSize = time.Second, 2
+		c.GroupAggregator = asynq.GroupAggregatorFunc(func(string, []*asynq.Task) *asynq.Task { return asynq.NewTask("group", nil) })
+	})
+	unique := asynq.NewTask("limited", []byte("unique"), asynq.Unique(time.Hour), asynq.Retention(time.Hour), asynq.TaskID("unique"))
+	if _, err := r.client.Enqueue(unique); err != nil {
+		t.Fatal(err)
+	}
+	r.waits("unique")
+	if _, err := r.client.Enqueue(asynq.NewTask("limited", []byte("unique"), asynq.Unique(time.Hour))); !errors.Is(err, asynq.ErrDuplicateTask) {
+		t.Errorf("a duplicate of a waiting task: %v", err)
+	}
+	for i := range 2 {
+		r.enqueue(fmt.Sprintf("member%d", i), asynq.Group("g"))
+	}
+	eventually(t, "the group's task waits", func() bool { return r.queue().Retry == 2 })
+
+	if err := l.Reset(ctx); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it has run and is retained", func() bool { return r.info("unique").State == asynq.TaskStateCompleted })
+	if err := l.Reset(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.allRan(2)
+}
+
+// The task's timeout counts while it waits in place, so at most half of it is spent so.
+func TestAWaitInPlaceLeavesTimeToRun(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 1, Per: 2 * time.Second, Burst: 1})
+	use(t, l, 1)
+	left := make(chan time.Duration, 1)
+	r.serve(r.throttle(l, worker.WithMaxInPlace(time.Minute)), asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		deadline, _ := ctx.Deadline()
+		left <- time.Until(deadline)
+		return nil
+	}))
+	r.enqueue("a", asynq.Timeout(2*time.Second))
+	if got := <-left; got < time.Second-100*time.Millisecond {
+		t.Errorf("of two seconds %v are left to run", got)
+	}
+}
+
+// A task that is cancelled while it waits in place does not run, and its permit comes back.
+func TestACancelledTaskGivesItsPermitBack(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 1, Per: 10 * time.Second, Burst: 1})
+	use(t, l, 1)
+	r.serve(r.throttle(l, worker.WithMaxInPlace(time.Minute)), nil)
+	r.enqueue("a")
+	eventually(t, "it waits in place", func() bool {
+		d, err := l.Peek(context.Background())
+		return err == nil && d.RetryAfter > 11*time.Second
+	})
+	eventually(t, "it is cancelled", func() bool {
+		if err := r.inspector.CancelProcessing("a"); err != nil {
+			t.Fatal(err)
+		}
+		return r.info("a").State == asynq.TaskStateRetry
+	})
+	eventually(t, "its permit is back", func() bool {
+		d, err := l.Peek(context.Background())
+		return err == nil && d.RetryAfter < 10*time.Second
+	})
+	if len(r.ran()) != 0 {
+		t.Error("it ran")
+	}
+}
+
+// A server that serves one limited queue: all wait in place, and nothing goes away.
+func TestADedicatedServer(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1})
+	r.serve(r.throttle(l, worker.WithDedicated()), nil)
+	r.enqueueMany(30)
+	r.allRan(30)
+	if r.bounces() != 0 {
+		t.Errorf("%d were sent away", r.bounces())
+	}
+	for i, run := range r.ran()[1:] {
+		if apart := run.at.Sub(r.ran()[i].at); apart < -20*time.Millisecond {
+			t.Errorf("out of order by %v", apart)
+		}
+	}
+}
+
+// Where the slot of a dedicated server's task is beyond what its timeout leaves, it goes away too; and a last attempt goes
+// on as a clone.
+func TestADedicatedServersTaskWithAShortTimeout(t *testing.T) {
+	r := newRig(t)
+	l := r.limiter(onePerDay())
+	use(t, l, 1)
+	r.serve(r.throttle(l, worker.WithDedicated(), worker.WithMaxPutOff(time.Second)), nil)
+	r.enqueue("a", asynq.Timeout(time.Second))
+	r.enqueue("last", asynq.Timeout(time.Second), asynq.MaxRetry(0))
+	r.waits("a")
+	eventually(t, "the clone waits", func() bool { return r.info("last~1").State == asynq.TaskStateScheduled })
+	if err := l.Reset(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	r.allRan(1)
+	if q := r.queue(); q.Archived != 0 {
+		t.Errorf("%d archived", q.Archived)
+	}
+}
+
+// Redis that does not answer fails the task, or lets it run.
+func TestWhenTheStoreFails(t *testing.T) {
+	for name, open := range map[string]bool{"fail closed": false, "fail open": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			other := newRig(t) // of the limiter; asynq's own goes on
+			l, err := headgate.New(headgate.Redis(other.rdb), "test", onePerDay())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var opts []worker.Option
+			if open {
+				opts = append(opts, worker.WithFailOpen())
+			}
+			handled := make(chan error, 100)
+			r.serve(r.throttle(l, opts...), nil, func(c *asynq.Config) {
+				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { handled <- err })
+			})
+			other.redis.Kill()
+			r.enqueue("a")
+			if open {
+				r.allRan(1)
+				return
+			}
+			storeError := (*headgate.StoreError)(nil)
+			if err := <-handled; !errors.As(err, &storeError) {
+				t.Errorf("the task fails with %v", err)
+			}
+			eventually(t, "asynq counts it", func() bool { return r.info("a").Retried == 1 })
+		})
+	}
+}
+
+// No error quotes a user's key.
+func TestErrorsDoNotQuoteKeys(t *testing.T) {
+	r := newRig(t)
+	handled := make(chan error, 100)
+	r.serve(r.throttle(r.limiter(onePerDay()), worker.WithKey(byPayload)), nil, func(c *asynq.Config) {
+		c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { handled <- err })
+	})
+	const secret = "+4470001"
+	ctx := context.Background()
+	if err := r.rdb.ACLSetUser(ctx, "default", "-zscore").Err(); err != nil {
+		t.Fatal(err)
+	}
+	r.enqueueFor(secret, "a")
+	err := <-handled
+	if got := err.Error(); errors.Is(err, asynq.SkipRetry) || strings.Contains(got, secret) {
+		t.Errorf("the error says %q", got)
+	}
+}

@@ -24,6 +24,7 @@ import (
 
 // Two servers share a line: nothing runs twice, and no ticket is released twice.
 func TestTwoServers(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	algorithm := algos.TokenBucket{Rate: 100, Per: time.Second, Burst: 1}
 	for range 2 {
@@ -52,7 +53,7 @@ func TestDrain(t *testing.T) {
 	algorithm := algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1}
 	l := r.limiter(algorithm)
 	use(t, l, 1)
-	s := r.serve(r.throttle(l, worker.WithMaxInPlace(100*time.Hour), worker.WithShare(50)), nil)
+	s := r.serve(r.throttle(l, worker.WithMaxInPlace(100*time.Hour), worker.WithShare(100)), nil)
 	r.enqueueMany(4, asynq.Timeout(1000*time.Hour))
 	r.enqueue("last", asynq.Timeout(1000*time.Hour), asynq.MaxRetry(0))
 	eventually(t, "all five wait in place", func() bool {
@@ -92,6 +93,7 @@ func TestDrain(t *testing.T) {
 
 // A promoter dies between releasing a ticket and bringing the task back: another one does, after the grace.
 func TestAPromoterThatDies(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ctx := context.Background()
 	l := r.limiter(onePerDay())
@@ -116,6 +118,7 @@ func TestAPromoterThatDies(t *testing.T) {
 
 // 20,000 tasks over the limit: none is archived, and none has a retry the less.
 func TestManyThrottledTasks(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(onePerDay())
 	use(t, l, 1)
@@ -151,6 +154,7 @@ func TestManyThrottledTasks(t *testing.T) {
 
 // A process that was stopped while its tasks waited in place does not run all of them at once when it goes on.
 func TestAServerThatStalledClaimsAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childConfig+"="+r.redis.Addr)

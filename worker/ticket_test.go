@@ -50,6 +50,7 @@ func TestEveryAlgorithm(t *testing.T) {
 
 // One of NewShared, whose rate is raised while tasks wait.
 func TestASharedLimiter(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	shared, err := headgate.NewShared(headgate.Redis(r.rdb), "test")
 	if err != nil {
@@ -94,6 +95,7 @@ func TestOneChargeARun(t *testing.T) {
 
 // A cost counts as so many permits, in the line too.
 func TestCosts(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(algos.TokenBucket{Rate: 100, Per: time.Second, Burst: 6})
 	start := time.Now()
@@ -108,6 +110,7 @@ func TestCosts(t *testing.T) {
 
 // Those who come later stand behind those who hold tickets: the order is that of the first arrival.
 func TestNewcomersStandBehindTickets(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ctx := context.Background()
 	l := r.limiter(onePerDay())
@@ -130,6 +133,7 @@ func TestNewcomersStandBehindTickets(t *testing.T) {
 
 // Deleted, archived and finished tasks hold nothing up, and a promoter revives none.
 func TestTicketsOfTasksThatNeverReturn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ctx := context.Background()
 	l := r.limiter(onePerDay())
@@ -179,6 +183,7 @@ func TestTicketsOfTasksThatNeverReturn(t *testing.T) {
 
 // bullmq 1302, 2193 and their like: a window of two, and nothing is lost, stuck or run twice, while a part is deleted.
 func TestNothingIsLost(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.serve(r.throttle(r.limiter(algos.FixedWindow{Limit: 4, Window: 200 * time.Millisecond})), nil)
 	r.serve(r.throttle(r.limiter(algos.FixedWindow{Limit: 4, Window: 200 * time.Millisecond})), nil)
@@ -233,6 +238,7 @@ func TestALineOfBoundedLength(t *testing.T) {
 
 // Sidekiq-throttled 36, 94 and their like: a limit that is far over does not touch another key, and waiting costs little.
 func TestAHotKeyCostsNobodyElseAnything(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	peeks := make(chan struct{}, 10000)
 	l := r.limiter(algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1},
@@ -263,6 +269,7 @@ func TestAHotKeyCostsNobodyElseAnything(t *testing.T) {
 
 // With no promoter anywhere, asynq's forwarder brings tasks back, and they run.
 func TestWithoutAPromoterTasksOnlyRunLater(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(algos.TokenBucket{Rate: 10, Per: time.Second, Burst: 1})
 	throttle := r.throttle(l, worker.WithMaxPutOff(time.Second))
@@ -285,6 +292,7 @@ func TestWithoutAPromoterTasksOnlyRunLater(t *testing.T) {
 
 // Others on the key who wait in line for their slots cannot keep the tasks waiting for good.
 func TestTasksAreNotKeptWaitingForGood(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 1})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -338,6 +346,7 @@ func TestATaskWhoseDeadlineComesFirstEnds(t *testing.T) {
 
 // Uniqueness stays for as long as asynq gives it, retention begins with the run, and a group's task is one task.
 func TestUniqueRetainedAndGroupedTasks(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ctx := context.Background()
 	l := r.limiter(onePerDay())
@@ -371,6 +380,7 @@ func TestUniqueRetainedAndGroupedTasks(t *testing.T) {
 
 // The task's timeout counts while it waits in place, so at most half of it is spent so.
 func TestAWaitInPlaceLeavesTimeToRun(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(algos.TokenBucket{Rate: 1, Per: 2 * time.Second, Burst: 1})
 	use(t, l, 1)
@@ -414,6 +424,7 @@ func TestACancelledTaskGivesItsPermitBack(t *testing.T) {
 
 // A server that serves one limited queue: all wait in place, and nothing goes away.
 func TestADedicatedServer(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1})
 	r.serve(r.throttle(l, worker.WithDedicated()), nil)
@@ -432,6 +443,7 @@ func TestADedicatedServer(t *testing.T) {
 // Where the slot of a dedicated server's task is beyond what its timeout leaves, it goes away too; and a last attempt goes
 // on as a clone.
 func TestADedicatedServersTaskWithAShortTimeout(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(onePerDay())
 	use(t, l, 1)
@@ -451,6 +463,7 @@ func TestADedicatedServersTaskWithAShortTimeout(t *testing.T) {
 
 // Redis that does not answer fails the task, or lets it run.
 func TestWhenTheStoreFails(t *testing.T) {
+	t.Parallel()
 	for name, open := range map[string]bool{"fail closed": false, "fail open": true} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

@@ -17,8 +17,6 @@ import (
 
 // A complete server, with a limit of its own for each tenant.
 func Example() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 
 	limiter, err := headgate.New(headgate.Redis(rdb), "vendor", algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1})
@@ -43,6 +41,8 @@ func Example() {
 	if err := server.Start(mux); err != nil {
 		log.Fatal(err)
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
 	<-ctx.Done()
 	throttle.Drain() // before Shutdown, of which asynq tells nobody
 	server.Shutdown()

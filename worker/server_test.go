@@ -19,6 +19,7 @@ import (
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
 	"github.com/headgate-go/headgate/worker"
 )
 
@@ -43,6 +44,29 @@ func TestTwoServers(t *testing.T) {
 	}
 	if q := r.queue(); q.Processed != tasks || q.Failed != 0 {
 		t.Errorf("%d processed, %d failed", q.Processed, q.Failed)
+	}
+}
+
+// On a cluster the keys of a line share a slot, whatever the key is, and asynq's are elsewhere.
+func TestOnACluster(t *testing.T) {
+	t.Parallel()
+	servers := redistest.Cluster(t, 3)
+	var addrs []string
+	for _, s := range servers {
+		addrs = append(addrs, s.Addr)
+	}
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	t.Cleanup(func() { _ = rdb.Close() })
+	r := newRigOn(t, servers[0], rdb)
+	r.serve(r.throttle(r.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1}), worker.WithKey(byPayload)), nil)
+	const tasks = 60
+	for i := range tasks {
+		r.enqueueFor([]string{"x", "a}b", "y/z"}[i%3], fmt.Sprintf("t%d", i))
+	}
+	r.allRan(tasks)
+	eventually(t, "the queue is empty", func() bool { return r.queue().Size == 0 })
+	if r.bounces() == 0 {
+		t.Error("no task took a ticket")
 	}
 }
 

@@ -58,7 +58,8 @@ func (e *DeniedError) Is(target error) bool {
 
 // A StoreError says that the store did not answer, or answered with an error. It is never a denial.
 type StoreError struct {
-	// Op is what was asked of the store: "decide", "give back", "reset", or "terms" of a shared limiter.
+	// Op is what was asked of the store: "decide", "give back", "reset", "terms" of a shared limiter, or "tickets" of
+	// package worker.
 	Op string
 	// Unknown is true where the call may have been carried out: its reply was lost, or came too late. The permits of
 	// such a call may be charged; where its reply still comes in, they are given back. If Unknown is false, the call

@@ -22,6 +22,9 @@ func WithName(name string) Option {
 	}
 }
 
+// Name is the limiter's name in spans and metrics; see WithName.
+func (l *Limiter) Name() string { return l.name }
+
 // WithPrefix sets what all of the limiter's keys begin with, before a colon. The default is "hg". Limiters under
 // different prefixes never meet. A prefix has no braces and no control characters.
 func WithPrefix(prefix string) Option {

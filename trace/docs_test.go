@@ -43,6 +43,9 @@ func TestTheDocumentationIsTheTable(t *testing.T) {
 	}
 }
 
+// allMetrics are those of limiters and of tasks.
+var allMetrics = slices.Concat(metrics, taskMetrics)
+
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)
@@ -56,6 +59,9 @@ func spanTable() string {
 	var b strings.Builder
 	b.WriteString("| Span | Kind | What it is | Attributes |\n|---|---|---|---|\n")
 	for _, row := range spans {
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", row.name, trace.ValidateSpanKind(row.kind), row.meaning, keyList(row.attributes))
+	}
+	for _, row := range taskSpans {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", row.name, trace.ValidateSpanKind(row.kind), row.meaning, keyList(row.attributes))
 	}
 	return b.String()
@@ -73,7 +79,7 @@ func attributeTable() string {
 func metricTable() string {
 	var b strings.Builder
 	b.WriteString("| Metric | Kind | Unit | What it counts | Attributes | In Prometheus |\n|---|---|---|---|---|---|\n")
-	for _, row := range metrics {
+	for _, row := range allMetrics {
 		fmt.Fprintf(&b, "| `%s` | %s | `%s` | %s | %s | `%s` |\n",
 			row.name, row.kind, row.unit, row.meaning, keyList(row.attributes), prometheusNames(row)[0])
 	}
@@ -114,7 +120,7 @@ func labelsOf() map[string][]string {
 		// The one metric of others that a query needs: the semantic conventions' of an HTTP client.
 		"http_client_request_duration_seconds_count": {"http_response_status_code", "server_address"},
 	}
-	for _, row := range metrics {
+	for _, row := range allMetrics {
 		labels := []string{"le"}
 		for _, key := range row.attributes {
 			labels = append(labels, strings.ReplaceAll(string(key), ".", "_"))
@@ -211,7 +217,7 @@ func TestTheDashboardAsksForWhatExists(t *testing.T) {
 			t.Errorf("variable %s: %v", variable.Name, problems)
 		}
 	}
-	for _, row := range metrics {
+	for _, row := range allMetrics {
 		if !slices.ContainsFunc(prometheusNames(row), func(name string) bool { return shown[name] }) {
 			t.Errorf("no panel shows %s", row.name)
 		}
@@ -238,7 +244,7 @@ func TestTheDocumentationAsksForWhatExists(t *testing.T) {
 		}
 		// What is named in the text, too.
 		for _, name := range regexp.MustCompile(`\bheadgate\.[a-z_.]*[a-z]\b`).FindAllString(read(t, file), -1) {
-			isMetric := slices.ContainsFunc(metrics, func(row metricRow) bool { return row.name == name })
+			isMetric := slices.ContainsFunc(allMetrics, func(row metricRow) bool { return row.name == name })
 			isAttribute := slices.ContainsFunc(attributes, func(row attributeRow) bool { return string(row.key) == name })
 			if !isMetric && !isAttribute {
 				t.Errorf("%s names %s, which is neither a metric nor an attribute", file, name)

@@ -61,6 +61,7 @@ const (
 	keyOvershoot  = attribute.Key("headgate.overshoot")
 	keyReturned   = attribute.Key("headgate.returned")
 	keyKey        = attribute.Key("headgate.key")
+	keyThrottle   = attribute.Key("headgate.throttle.result")
 )
 
 var attributes = []attributeRow{
@@ -72,10 +73,14 @@ var attributes = []attributeRow{
 	{keySource, "`redis`, `memory`", "who decided; absent if nobody did"},
 	{keyRemaining, "permits", "what one request is sure to be granted now"},
 	{keyRetryAfter, "s", "how long until the same request would be admitted"},
-	{keyDelay, "s", "how far ahead the slot was when it was granted; of a `sleep`, how long it was to last"},
+	{keyDelay, "s", "how far ahead the slot was when it was granted; of a `sleep`, how long it was to last; of a `throttle`, how long the task stood in line, or after how long it is back at the latest"},
 	{keyOvershoot, "s", "how much longer the sleep lasted than it was to"},
 	{keyReturned, "permits", "how many of those given back can be taken again"},
 	{keyKey, "", "what the function given to `WithKey` makes of the limiter's key; absent without one"},
+	{keyThrottle, "`ran`, `waited`, `rescheduled`, `rejected`, `error`", "what a task's throttle came to: it ran at once, it waited for its slot in the worker, it went away until then, it ended because its deadline comes first, or the throttle failed"},
+	{semconv.MessagingSystemKey, "`asynq`", ""},
+	{semconv.MessagingOperationNameKey, "`process`", ""},
+	{semconv.MessagingDestinationNameKey, "", "the queue"},
 	{semconv.ErrorTypeKey, "`timeout`, `WRONGTYPE`, …", "what kind of error it was: the first word of Redis's reply, `timeout`, `connect`, `connection`, `closed`, `invalid`, `never_allowed`, `not_initialized` or `_OTHER`"},
 	{semconv.DBSystemNameKey, "`redis`", ""},
 	{semconv.DBOperationNameKey, "`EVALSHA`, `EVAL`", "the command"},
@@ -114,6 +119,36 @@ func sharedRow(verb headgate.Verb, method string) spanRow {
 	return spanRow{verb, string(verb) + " {limiter}", trace.SpanKindInternal, "`" + method + "` of a shared limiter",
 		[]attribute.Key{keyLimiter, keyAlgorithm, keyResult, keyKey, semconv.ErrorTypeKey}}
 }
+
+// A taskSpanRow is a span of a task that package worker runs.
+type taskSpanRow struct {
+	name       string
+	kind       trace.SpanKind
+	meaning    string
+	attributes []attribute.Key // those that it may have
+}
+
+var (
+	rowProcess = taskSpanRow{"process {queue}", trace.SpanKindConsumer,
+		"one time that a task comes to a worker, with links to the span that enqueued it and to its previous run",
+		[]attribute.Key{semconv.MessagingSystemKey, semconv.MessagingOperationNameKey, semconv.MessagingDestinationNameKey, semconv.ErrorTypeKey}}
+	rowThrottle = taskSpanRow{"throttle {queue}", trace.SpanKindInternal,
+		"what it does there until it may run, or goes away; the limiter's own spans are under it",
+		[]attribute.Key{keyLimiter, keyThrottle, keyDelay, semconv.ErrorTypeKey}}
+)
+
+var taskSpans = []taskSpanRow{rowProcess, rowThrottle}
+
+var (
+	rowThrottleTasks = metricRow{"headgate.throttle.tasks", counter, "{task}",
+		"tasks that a throttle let run, rejected or failed", []attribute.Key{keyLimiter, keyThrottle}, nil}
+	rowThrottleDelay = metricRow{"headgate.throttle.delay", histogram, "s",
+		"how long tasks that ran had stood in line", []attribute.Key{keyLimiter}, waitBounds}
+	rowThrottleReschedules = metricRow{"headgate.throttle.reschedules", counter, "{task}",
+		"times that a task went away until its slot", []attribute.Key{keyLimiter}, nil}
+)
+
+var taskMetrics = []metricRow{rowThrottleTasks, rowThrottleDelay, rowThrottleReschedules}
 
 // The boundaries of the buckets, in seconds.
 var (

@@ -13,9 +13,9 @@ import (
 // errCloned says that a task goes on as its clone.
 var errCloned = errors.New("worker: the task goes on as a clone")
 
-// clone has a task go on that must not be answered with an error: asynq archives one that has no retry left, whatever the
+// goOnAsClone has a task go on that must not be answered with an error: asynq archives one that has no retry left, whatever the
 // error is. Its clone has another ID and takes the ticket; the task itself ends in success.
-func (c *call) clone(ctx context.Context, s standing, slot time.Time, putOff time.Duration) error {
+func (c *call) goOnAsClone(ctx context.Context, s standing, slot time.Time, putOff time.Duration) error {
 	id, err := c.enqueueClone(ctx, putOff)
 	if err != nil {
 		return err
@@ -24,6 +24,7 @@ func (c *call) clone(ctx context.Context, s standing, slot time.Time, putOff tim
 		// The clone is there before its ticket, so that no promoter takes it for gone. If this fails it comes as a new one.
 		_, _ = c.join(ctx, member(c.cost, c.queue, id), s.place, slot, c.cost)
 	}
+	c.putOff, c.clone = putOff, id
 	return errCloned
 }
 

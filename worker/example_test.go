@@ -17,10 +17,7 @@ import (
 
 // A complete server, with a limit of its own for each tenant.
 func Example() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	defer rdb.Close()
 
 	limiter, err := headgate.New(headgate.Redis(rdb), "vendor", algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1})
 	if err != nil {
@@ -44,6 +41,8 @@ func Example() {
 	if err := server.Start(mux); err != nil {
 		panic(err)
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
 	<-ctx.Done()
 	throttle.Drain() // before Shutdown, of which asynq tells nobody
 	server.Shutdown()
@@ -52,7 +51,6 @@ func Example() {
 // Tasks that leave at the limiter's pace, and a queue in front of them that is at most a minute long.
 func ExampleClient() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	defer rdb.Close()
 	limiter, err := headgate.New(headgate.Redis(rdb), "mail", algos.LeakyBucket{Rate: 10, Per: time.Second, Capacity: 10_000})
 	if err != nil {
 		panic(err)

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 type rig struct {
 	t         *testing.T
 	redis     *redistest.Server
-	rdb       *redis.Client
+	rdb       redis.UniversalClient
 	client    *asynq.Client
 	inspector *asynq.Inspector
 
@@ -50,7 +50,10 @@ type run struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	server := redistest.Start(t)
-	rdb := server.Client()
+	return newRigOn(t, server, server.Client())
+}
+
+func newRigOn(t *testing.T, server *redistest.Server, rdb redis.UniversalClient) *rig {
 	return &rig{
 		t: t, redis: server, rdb: rdb,
 		client: asynq.NewClientFromRedisClient(rdb), inspector: asynq.NewInspectorFromRedisClient(rdb),

@@ -8,6 +8,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/headgate-go/headgate"
+	"github.com/headgate-go/headgate/trace"
 )
 
 // An Option changes what New builds.
@@ -26,6 +27,7 @@ type options struct {
 	most      int
 	failOpen  bool
 	dedicated bool
+	tracing   *trace.Tasks
 }
 
 func defaults() options {
@@ -154,6 +156,17 @@ func WithFailOpen() Option {
 func WithDedicated() Option {
 	return func(o *options) error {
 		o.dedicated = true
+		return nil
+	}
+}
+
+// WithTracing tells OpenTelemetry of each time that a task comes to a worker: a span "process {queue}" with links to the one
+// that enqueued it (see NewTask) and to the task's previous run, with "throttle {queue}" and the handler's own under it;
+// and metrics. docs/observability.md lists them. It costs a call to Redis each time that a task comes, and another when it
+// goes away or fails. The limiter's own spans are those of trace.Instrument.
+func WithTracing(opts ...trace.Option) Option {
+	return func(o *options) error {
+		o.tracing = trace.NewTasks(opts...)
 		return nil
 	}
 }

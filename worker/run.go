@@ -36,14 +36,21 @@ func (t *Throttle) Middleware(next asynq.Handler) asynq.Handler {
 			return next.ProcessTask(ctx, task)
 		}
 		c, err := t.call(ctx, task)
-		if err == nil {
-			err = c.throttle(ctx)
+		if err != nil {
+			return err
 		}
+		ctx, traced := c.trace(ctx)
+		err = errPanicked
+		defer func() { traced.end(ctx, c, err) }()
+		refusal := c.throttle(traced.throttling(ctx))
+		traced.throttled(c, refusal)
 		switch {
-		case errors.Is(err, errCloned):
-			return nil
-		case err == nil, t.opts.failOpen && isOutage(ctx, err):
-			return next.ProcessTask(ctx, task)
+		case errors.Is(refusal, errCloned):
+			err = nil
+		case refusal == nil, t.opts.failOpen && isOutage(ctx, refusal):
+			err = next.ProcessTask(ctx, task)
+		default:
+			err = refusal
 		}
 		return err
 	})
@@ -62,6 +69,12 @@ type call struct {
 	queue, id string
 	cost      int
 	last      bool // an error would archive the task
+
+	// What came of it, for tracing:
+	stood  time.Duration // in line
+	waited bool          // in place
+	putOff time.Duration
+	clone  string // the ID
 }
 
 func (t *Throttle) call(ctx context.Context, task *asynq.Task) (*call, error) {
@@ -106,6 +119,9 @@ func (c *call) throttle(ctx context.Context) error {
 		return err
 	}
 	var slot time.Time // of a claim that is refused
+	if s.verdict == returned {
+		c.stood = time.Since(time.UnixMicro(s.place))
+	}
 	if s.verdict == nobodyWaits || s.verdict == returned {
 		bound, seat := min(c.opts.inPlace, untilDeadline(ctx)), anySeat
 		if s.forced {
@@ -175,6 +191,7 @@ func (c *call) claimOnce(ctx context.Context, bound time.Duration) (slot time.Ti
 	c.paces.saw(c.key, slot, c.cost)
 	select {
 	case <-r.Ready():
+		c.waited, c.stood = true, c.stood+delay
 		return slot, time.Since(slot), ctx.Err()
 	case <-ctx.Done():
 		_ = r.Cancel(ctx)
@@ -224,8 +241,9 @@ func (c *call) goAway(ctx context.Context, s standing, slot time.Time) error {
 	case err != nil:
 		return err
 	case c.last:
-		return c.clone(ctx, s, slot, putOff)
+		return c.goOnAsClone(ctx, s, slot, putOff)
 	}
+	c.putOff = putOff
 	return c.bounce(putOff)
 }
 

@@ -19,11 +19,13 @@ import (
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
 	"github.com/headgate-go/headgate/worker"
 )
 
 // Two servers share a line: nothing runs twice, and no ticket is released twice.
 func TestTwoServers(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	algorithm := algos.TokenBucket{Rate: 100, Per: time.Second, Burst: 1}
 	for range 2 {
@@ -42,6 +44,29 @@ func TestTwoServers(t *testing.T) {
 	}
 	if q := r.queue(); q.Processed != tasks || q.Failed != 0 {
 		t.Errorf("%d processed, %d failed", q.Processed, q.Failed)
+	}
+}
+
+// On a cluster the keys of a line share a slot, whatever the key is, and asynq's are elsewhere.
+func TestOnACluster(t *testing.T) {
+	t.Parallel()
+	servers := redistest.Cluster(t, 3)
+	var addrs []string
+	for _, s := range servers {
+		addrs = append(addrs, s.Addr)
+	}
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	t.Cleanup(func() { _ = rdb.Close() })
+	r := newRigOn(t, servers[0], rdb)
+	r.serve(r.throttle(r.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1}), worker.WithKey(byPayload)), nil)
+	const tasks = 60
+	for i := range tasks {
+		r.enqueueFor([]string{"x", "a}b", "y/z"}[i%3], fmt.Sprintf("t%d", i))
+	}
+	r.allRan(tasks)
+	eventually(t, "the queue is empty", func() bool { return r.queue().Size == 0 })
+	if r.bounces() == 0 {
+		t.Error("no task took a ticket")
 	}
 }
 
@@ -92,6 +117,7 @@ func TestDrain(t *testing.T) {
 
 // A promoter dies between releasing a ticket and bringing the task back: another one does, after the grace.
 func TestAPromoterThatDies(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	ctx := context.Background()
 	l := r.limiter(onePerDay())
@@ -116,6 +142,7 @@ func TestAPromoterThatDies(t *testing.T) {
 
 // 20,000 tasks over the limit: none is archived, and none has a retry the less.
 func TestManyThrottledTasks(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(onePerDay())
 	use(t, l, 1)
@@ -151,6 +178,7 @@ func TestManyThrottledTasks(t *testing.T) {
 
 // A process that was stopped while its tasks waited in place does not run all of them at once when it goes on.
 func TestAServerThatStalledClaimsAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childConfig+"="+r.redis.Addr)

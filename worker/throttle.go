@@ -45,8 +45,8 @@ type Throttle struct {
 // New makes a Throttle. It makes no call and starts nothing.
 //
 // The limiter may be of any algorithm, and one of NewShared (pass &shared.Limiter); its store may be another Redis. The
-// client is connected to the Redis that asynq uses: the tickets are kept there, waiting tasks are brought back there. It
-// stays the caller's.
+// client is connected to the Redis that asynq uses: the tickets are kept there, and there the promoter brings tasks back,
+// of every queue that has tickets of the limiter, whichever queues its own server serves. The client stays the caller's.
 //
 // The error matches headgate.ErrInvalid.
 func New(limiter *headgate.Limiter, rdb redis.UniversalClient, opts ...Option) (*Throttle, error) {

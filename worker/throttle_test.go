@@ -19,6 +19,7 @@ import (
 
 // asynq's processor.go, and its issues 1015, 273, 316, 472 and 900: going away costs no retry, however often.
 func TestAHundredBouncesCostNoRetry(t *testing.T) {
+	t.Parallel()
 	for name, maxRetry := range map[string]int{"retries left": 3, "no retries": 0} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -60,6 +61,7 @@ func TestAHundredBouncesCostNoRetry(t *testing.T) {
 // A task that has spent its retries on failures of its own is not archived for being throttled, and a failure still counts
 // as asynq counts it.
 func TestATasksOwnFailuresCount(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(algos.TokenBucket{Rate: 1, Per: 200 * time.Millisecond, Burst: 1})
 	var runs, handled atomic.Int32

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"time"
 )
@@ -67,21 +66,10 @@ func (s scenario) figures(j *journal, archived, redisCalls int) figures {
 		}
 		slot := max(ideal[t.key], t.enqueued-int64(s.burst-1)*perTask)
 		ideal[t.key] = slot + perTask
-		if os.Getenv("DEBUG_LATE") != "" && len(late)%100 < 1 || len(late) < 40 && os.Getenv("DEBUG_LATE") != "" {
-			fmt.Println(len(late), id, seconds(t.starts[0]-max(slot, t.enqueued)), t.bounces)
-		}
 		late = append(late, seconds(t.starts[0]-max(slot, t.enqueued)))
 	}
 	for _, at := range starts {
 		slices.Sort(at)
-		if os.Getenv("DEBUG_LATE") != "" {
-			for i, a := range at {
-				if i > 0 && a-at[i-1] > 1500000/int64(s.rate) {
-					fmt.Printf("gap before %d at %.3f: %.3f\n", i, seconds(a-j.tasks[j.order[0]].enqueued), seconds(a-at[i-1]))
-				}
-			}
-			fmt.Println("enqueued by", seconds(j.tasks[j.order[len(j.order)-1]].enqueued-j.tasks[j.order[0]].enqueued), seconds(j.tasks["a-2000"].enqueued-j.tasks[j.order[0]].enqueued))
-		}
 		if n := len(at); n > s.burst {
 			// Those of the burst take no time.
 			best := float64(n-s.burst) / float64(s.rate)

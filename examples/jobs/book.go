@@ -89,7 +89,7 @@ func (b *book) hook(ctx context.Context, op headgate.Operation) (context.Context
 }
 
 // wait returns when all tasks are done. Twice a second it calls the two functions.
-func (b *book) wait(ctx context.Context, probe func(context.Context) error, draw func()) error {
+func (b *book) wait(ctx context.Context, probe func(context.Context) error, show func()) error {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -103,7 +103,7 @@ func (b *book) wait(ctx context.Context, probe func(context.Context) error, draw
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			draw()
+			show()
 			if err := probe(ctx); err != nil {
 				return err
 			}

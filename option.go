@@ -53,12 +53,13 @@ func WithMaxWait(d time.Duration) Option {
 // the one before.
 func WithHook(hook Hook) Option {
 	return func(l *Limiter) error {
-		if outer := l.hook; outer != nil && hook != nil {
-			hook = outer.around(hook)
+		if hook == nil {
+			return nil
 		}
-		if hook != nil {
-			l.hook = hook
+		if l.hook != nil {
+			hook = l.hook.around(hook)
 		}
+		l.hook = hook
 		return nil
 	}
 }

@@ -19,8 +19,8 @@ const (
 	maxPipeline = 128
 )
 
-// calls sends commands, alone or in pipelines.
-type calls struct {
+// An outbox sends commands, alone or in pipelines.
+type outbox struct {
 	client redis.UniversalClient
 	alone  bool // send each by itself, whatever is under way
 
@@ -39,77 +39,77 @@ type parcel struct {
 }
 
 // process sends a command once, and returns when it has its answer or its error.
-func (c *calls) process(ctx context.Context, cmd redis.Cmder) {
-	if c.alone {
-		_ = c.client.Process(ctx, once{cmd}) // the error is the command's too
+func (o *outbox) process(ctx context.Context, cmd redis.Cmder) {
+	if o.alone {
+		_ = o.client.Process(ctx, once{cmd}) // the error is the command's too
 		return
 	}
-	c.mu.Lock()
+	o.mu.Lock()
 	// What is under way for too long has met a dead connection, and holds up nobody else.
-	if c.underWay >= fewCalls && time.Since(c.progress) < patience {
+	if o.underWay >= fewCalls && time.Since(o.progress) < patience {
 		p := &parcel{ctx, once{cmd}, make(chan struct{})}
-		c.waiting = append(c.waiting, p)
-		if c.overdue == nil {
-			c.overdue = time.AfterFunc(patience, c.rescue)
+		o.waiting = append(o.waiting, p)
+		if o.overdue == nil {
+			o.overdue = time.AfterFunc(patience, o.rescue)
 		}
-		c.mu.Unlock()
+		o.mu.Unlock()
 		<-p.done
 		return
 	}
-	c.underWay++
-	c.progress = time.Now()
-	c.mu.Unlock()
+	o.underWay++
+	o.progress = time.Now()
+	o.mu.Unlock()
 	defer func() { // whatever becomes of this goroutine
-		if batch := c.next(); batch != nil {
-			go c.flush(batch)
+		if batch := o.next(); batch != nil {
+			go o.flush(batch)
 		}
 	}()
-	_ = c.client.Process(ctx, once{cmd})
+	_ = o.client.Process(ctx, once{cmd})
 }
 
 // rescue sends those who have waited for too long, beside what is under way.
-func (c *calls) rescue() {
-	c.mu.Lock()
-	c.overdue = nil
-	stuck := time.Since(c.progress) >= patience
+func (o *outbox) rescue() {
+	o.mu.Lock()
+	o.overdue = nil
+	stuck := time.Since(o.progress) >= patience
 	switch {
-	case len(c.waiting) == 0:
+	case len(o.waiting) == 0:
 	case stuck:
-		c.underWay++
+		o.underWay++
 	default:
-		c.overdue = time.AfterFunc(patience-time.Since(c.progress), c.rescue)
+		o.overdue = time.AfterFunc(patience-time.Since(o.progress), o.rescue)
 	}
-	stuck = stuck && len(c.waiting) > 0
-	c.mu.Unlock()
+	stuck = stuck && len(o.waiting) > 0
+	o.mu.Unlock()
 	if stuck {
-		if batch := c.next(); batch != nil {
-			c.flush(batch)
+		if batch := o.next(); batch != nil {
+			o.flush(batch)
 		}
 	}
 }
 
 // next takes those who wait now that a call has ended, as many as a pipeline carries.
-func (c *calls) next() (batch []*parcel) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.progress = time.Now()
-	n := min(len(c.waiting), maxPipeline)
+func (o *outbox) next() (batch []*parcel) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.progress = time.Now()
+	n := min(len(o.waiting), maxPipeline)
 	if n == 0 {
-		c.underWay--
+		o.underWay--
 		return nil
 	}
-	batch, c.waiting = c.waiting[:n:n], c.waiting[n:]
-	if len(c.waiting) == 0 && c.overdue != nil {
-		c.overdue.Stop()
-		c.overdue = nil
+	batch, o.waiting = o.waiting[:n:n], o.waiting[n:]
+	if len(o.waiting) == 0 && o.overdue != nil {
+		o.overdue.Stop()
+		o.overdue = nil
 	}
 	return batch
 }
 
 // flush sends a pipeline, and others for those who have come meanwhile.
-func (c *calls) flush(batch []*parcel) {
-	for ; batch != nil; batch = c.next() {
-		pipe := c.client.Pipeline()
+func (o *outbox) flush(batch []*parcel) {
+	for ; batch != nil; batch = o.next() {
+		pipe := o.client.Pipeline()
 		for _, p := range batch {
 			if p.ctx.Err() != nil { // nobody waits for it any more
 				p.cmd.SetErr(errUnsent)

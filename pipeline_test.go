@@ -58,9 +58,9 @@ func newThrong(t *testing.T) *throng {
 		}()
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Microsecond) {
-		j.store.calls.mu.Lock()
-		n := len(j.store.calls.waiting)
-		j.store.calls.mu.Unlock()
+		j.store.outbox.mu.Lock()
+		n := len(j.store.outbox.waiting)
+		j.store.outbox.mu.Unlock()
 		if n == inThrong-(fewCalls-1) {
 			return th
 		}
@@ -113,9 +113,9 @@ func TestCallsForManyKeysShareAPipeline(t *testing.T) {
 		t.Errorf("%d are charged", n)
 	}
 	for n := 1; n != 0; {
-		th.store.calls.mu.Lock()
-		n = th.store.calls.underWay
-		th.store.calls.mu.Unlock()
+		th.store.outbox.mu.Lock()
+		n = th.store.outbox.underWay
+		th.store.outbox.mu.Unlock()
 	}
 }
 
@@ -165,9 +165,9 @@ func TestWhoLeavesAPipelineIsNotCharged(t *testing.T) {
 		done <- err
 	}()
 	for n := 0; n != inThrong-(fewCalls-1)+1; {
-		th.store.calls.mu.Lock()
-		n = len(th.store.calls.waiting)
-		th.store.calls.mu.Unlock()
+		th.store.outbox.mu.Lock()
+		n = len(th.store.outbox.waiting)
+		th.store.outbox.mu.Unlock()
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {

@@ -27,7 +27,7 @@ func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
 	if client == nil {
 		return nil
 	}
-	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}, calls: calls{client: client}}
+	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}, outbox: outbox{client: client}}
 	s.lines.serve = s.serve
 	for _, opt := range opts {
 		if opt != nil {
@@ -52,13 +52,13 @@ func ClientClock() RedisOption {
 // that are made at the same time share pipelines. With many callers that is many times faster, the answers are the same,
 // and one who comes alone notices nothing.
 func Unbatched() RedisOption {
-	return func(s *redisStore) { s.lines.calls, s.calls.alone = nil, true }
+	return func(s *redisStore) { s.lines.calls, s.outbox.alone = nil, true }
 }
 
 type redisStore struct {
 	client redis.UniversalClient
 	lines  lines
-	calls  calls
+	outbox outbox
 	now    func() int64 // nil for the server's clock
 	ahead  atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
 }
@@ -198,14 +198,14 @@ var errReply = errors.New("the reply is not that of Headgate's script")
 
 func (s *redisStore) run(ctx context.Context, args []any) ([]int64, error) {
 	cmd := redis.NewIntSliceCmd(ctx, args...)
-	s.calls.process(ctx, cmd)
+	s.outbox.process(ctx, cmd)
 	return cmd.Result()
 }
 
 // runGuarded runs a script that may answer with the terms that count instead.
 func (s *redisStore) runGuarded(ctx context.Context, args []any) ([]int64, error) {
 	cmd := redis.NewCmd(ctx, args...)
-	s.calls.process(ctx, cmd)
+	s.outbox.process(ctx, cmd)
 	if text, err := cmd.Text(); err == nil {
 		return nil, &movedError{text}
 	}
@@ -219,51 +219,36 @@ type once struct{ redis.Cmder }
 func (once) NoRetry() bool { return true }
 
 func (s *redisStore) reset(ctx context.Context, key string) error {
-	_, err := bounded(ctx,
-		func(ctx context.Context) (int64, error) {
-			cmd := redis.NewIntCmd(ctx, "del", key)
-			_ = s.client.Process(ctx, once{cmd}) // a second time it would forget what was charged since
-			return cmd.Result()
-		},
-		func(int64) {})
+	_, err := bounded(ctx, func(ctx context.Context) (int64, error) {
+		cmd := redis.NewIntCmd(ctx, "del", key)
+		_ = s.client.Process(ctx, once{cmd}) // a second time it would forget what was charged since
+		return cmd.Result()
+	})
 	if err != nil {
 		return storeError("reset", key, err)
 	}
 	return nil
 }
 
-// bounded makes a call that may outlast its caller's context. A context that can end gets the call made on another
-// goroutine, detached, so that the caller leaves when its context ends, whatever the client does; if the call is then
-// answered after all, late has the answer.
-func bounded[T any](ctx context.Context, call func(context.Context) (T, error), late func(T)) (T, error) {
+// bounded makes a call whose caller leaves when the context ends, whatever the client does: on another goroutine, where it
+// is not made if it still waits for a connection then, and otherwise goes on.
+func bounded[T any](ctx context.Context, call func(context.Context) (T, error)) (T, error) {
 	if ctx.Done() == nil {
 		return call(ctx)
 	}
-	type answer struct {
+	type result struct {
 		value T
 		err   error
 	}
-	answers := make(chan answer, 1)
-	var settled atomic.Bool // by the answer, or by the caller's leaving: whichever comes first
-	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	results := make(chan result, 1)
 	go func() {
-		defer cancel()
-		value, err := call(detached)
-		if settled.CompareAndSwap(false, true) {
-			answers <- answer{value, err}
-		} else if err == nil {
-			late(value)
-		}
+		value, err := call(undated{ctx})
+		results <- result{value, err}
 	}()
 	select {
-	case a := <-answers:
-		return a.value, a.err
+	case r := <-results:
+		return r.value, r.err
 	case <-ctx.Done():
-		if !settled.CompareAndSwap(false, true) {
-			a := <-answers // it came just now
-			return a.value, a.err
-		}
-		cancel() // a call that still waits for a connection is not made; one that was sent is answered all the same
 		var none T
 		return none, ctx.Err()
 	}

@@ -16,9 +16,9 @@ import (
 // algorithm.
 //
 // A process keeps what it last saw, sends it along, and the script that decides compares. So a decision is still one call;
-// the first of a process is two, and so are its first after a change and those that are under way with it. A request for more than the limiter ever
-// grants is checked against what is stored, by a call. Until somebody has set the parameters, or when Redis has lost
-// them, every verb returns ErrNotInitialized: call TrySetRate then, too.
+// the first of a process is two, and so are its first after a change and those that are under way with it. A request for
+// more than the limiter ever grants is checked against what is stored, by a call. Until somebody has set the parameters, or
+// when Redis has lost them, every verb returns ErrNotInitialized: call TrySetRate then, too.
 //
 // The default name of the limiter is "shared". A zone that is stored must be known on every machine: import time/tzdata
 // where there is none.

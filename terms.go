@@ -42,11 +42,9 @@ func (s *redisStore) terms(ctx context.Context, key string, c change) (text stri
 		}
 		return cmd.Result()
 	}
-	reply, err := bounded(ctx,
-		func(ctx context.Context) ([]any, error) {
-			return eval(ctx, scriptCall{observer: &c.observer, source: termsScript.Source}, args, run)
-		},
-		func([]any) {})
+	reply, err := bounded(ctx, func(ctx context.Context) ([]any, error) {
+		return eval(ctx, scriptCall{observer: &c.observer, source: termsScript.Source}, args, run)
+	})
 	if err != nil && c.verb == VerbRate {
 		return "", false, &StoreError{Op: "terms", Err: redact(err, key)}
 	}

@@ -24,24 +24,12 @@ const scope = "github.com/headgate-go/headgate/trace"
 func Instrument(opts ...Option) headgate.Option { return headgate.WithHook(newTelemetry(opts).begin) }
 
 func newTelemetry(opts []Option) *telemetry {
-	var c config
-	for _, opt := range opts {
-		if opt != nil {
-			opt(&c)
-		}
-	}
-	if c.tracers == nil {
-		c.tracers = otel.GetTracerProvider()
-	}
-	if c.meters == nil {
-		c.meters = otel.GetMeterProvider()
-	}
-	version := moduleVersion()
+	c := newConfig(opts)
 	return &telemetry{
 		key:         c.key,
 		scriptCalls: c.scriptCalls,
-		tracer:      newTracer(c.tracers, version),
-		instruments: newInstruments(newMeter(c.meters, version)),
+		tracer:      c.tracer(),
+		instruments: newInstruments(c.meter()),
 		starts:      newCache(newStart),
 		series:      newCache(newSeries),
 	}
@@ -55,6 +43,22 @@ type config struct {
 	meters      metric.MeterProvider
 	key         func(string) string
 	scriptCalls bool
+}
+
+// newConfig fills in the global providers.
+func newConfig(opts []Option) (c config) {
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&c)
+		}
+	}
+	if c.tracers == nil {
+		c.tracers = otel.GetTracerProvider()
+	}
+	if c.meters == nil {
+		c.meters = otel.GetMeterProvider()
+	}
+	return c
 }
 
 // WithTracerProvider has spans made by a provider other than the global one.
@@ -94,22 +98,22 @@ func moduleVersion() string {
 	return ""
 }
 
-func newTracer(provider trace.TracerProvider, version string) (tracer trace.Tracer) {
+func (c config) tracer() (tracer trace.Tracer) {
 	defer func() {
 		if tracer == nil {
 			tracer = tracenoop.Tracer{}
 		}
 	}()
 	defer rescue()
-	return provider.Tracer(scope, trace.WithInstrumentationVersion(version), trace.WithSchemaURL(semconv.SchemaURL))
+	return c.tracers.Tracer(scope, trace.WithInstrumentationVersion(moduleVersion()), trace.WithSchemaURL(semconv.SchemaURL))
 }
 
-func newMeter(provider metric.MeterProvider, version string) (meter metric.Meter) {
+func (c config) meter() (meter metric.Meter) {
 	defer func() {
 		if meter == nil {
 			meter = metricnoop.Meter{}
 		}
 	}()
 	defer rescue()
-	return provider.Meter(scope, metric.WithInstrumentationVersion(version), metric.WithSchemaURL(semconv.SchemaURL))
+	return c.meters.Meter(scope, metric.WithInstrumentationVersion(moduleVersion()), metric.WithSchemaURL(semconv.SchemaURL))
 }

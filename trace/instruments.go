@@ -21,33 +21,35 @@ type instruments struct {
 }
 
 func newInstruments(meter metric.Meter) instruments {
-	count := func(row metricRow) metric.Int64Counter {
-		return made[metric.Int64Counter](noop.Int64Counter{}, func() (metric.Int64Counter, error) {
-			return meter.Int64Counter(row.name, metric.WithUnit(row.unit), metric.WithDescription(row.meaning))
-		})
-	}
-	time := func(row metricRow) metric.Float64Histogram {
-		return made[metric.Float64Histogram](noop.Float64Histogram{}, func() (metric.Float64Histogram, error) {
-			return meter.Float64Histogram(row.name, metric.WithUnit(row.unit), metric.WithDescription(row.meaning),
-				metric.WithExplicitBucketBoundaries(row.bounds...))
-		})
-	}
 	return instruments{
-		requests:        count(rowRequests),
-		permits:         count(rowPermits),
-		requestDuration: time(rowRequestDuration),
-		waitDuration:    time(rowWaitDuration),
+		requests:        count(meter, rowRequests),
+		permits:         count(meter, rowPermits),
+		requestDuration: durations(meter, rowRequestDuration),
+		waitDuration:    durations(meter, rowWaitDuration),
 		waitActive: made[metric.Int64UpDownCounter](noop.Int64UpDownCounter{}, func() (metric.Int64UpDownCounter, error) {
 			return meter.Int64UpDownCounter(rowWaitActive.name, metric.WithUnit(rowWaitActive.unit), metric.WithDescription(rowWaitActive.meaning))
 		}),
-		cancellations: count(rowCancellations),
-		returned:      count(rowReturned),
-		wasted:        count(rowWasted),
+		cancellations: count(meter, rowCancellations),
+		returned:      count(meter, rowReturned),
+		wasted:        count(meter, rowWasted),
 		limit: made[metric.Float64Gauge](noop.Float64Gauge{}, func() (metric.Float64Gauge, error) {
 			return meter.Float64Gauge(rowLimit.name, metric.WithUnit(rowLimit.unit), metric.WithDescription(rowLimit.meaning))
 		}),
-		storeDuration: time(rowStoreDuration),
+		storeDuration: durations(meter, rowStoreDuration),
 	}
+}
+
+func count(meter metric.Meter, row metricRow) metric.Int64Counter {
+	return made[metric.Int64Counter](noop.Int64Counter{}, func() (metric.Int64Counter, error) {
+		return meter.Int64Counter(row.name, metric.WithUnit(row.unit), metric.WithDescription(row.meaning))
+	})
+}
+
+func durations(meter metric.Meter, row metricRow) metric.Float64Histogram {
+	return made[metric.Float64Histogram](noop.Float64Histogram{}, func() (metric.Float64Histogram, error) {
+		return meter.Float64Histogram(row.name, metric.WithUnit(row.unit), metric.WithDescription(row.meaning),
+			metric.WithExplicitBucketBoundaries(row.bounds...))
+	})
 }
 
 // made is the instrument, or, if none can be had, one that does nothing.

@@ -5,11 +5,9 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/propagation"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
@@ -27,34 +25,13 @@ type Tasks struct {
 
 // NewTasks makes a Tasks. Of the options the providers count.
 func NewTasks(opts ...Option) *Tasks {
-	var c config
-	for _, opt := range opts {
-		if opt != nil {
-			opt(&c)
-		}
-	}
-	if c.tracers == nil {
-		c.tracers = otel.GetTracerProvider()
-	}
-	if c.meters == nil {
-		c.meters = otel.GetMeterProvider()
-	}
-	version := moduleVersion()
-	meter := newMeter(c.meters, version)
-	count := func(row metricRow) metric.Int64Counter {
-		return made[metric.Int64Counter](noop.Int64Counter{}, func() (metric.Int64Counter, error) {
-			return meter.Int64Counter(row.name, metric.WithUnit(row.unit), metric.WithDescription(row.meaning))
-		})
-	}
-	row := rowThrottleDelay
+	c := newConfig(opts)
+	meter := c.meter()
 	return &Tasks{
-		tracer:      newTracer(c.tracers, version),
-		tasks:       count(rowThrottleTasks),
-		reschedules: count(rowThrottleReschedules),
-		delay: made[metric.Float64Histogram](noop.Float64Histogram{}, func() (metric.Float64Histogram, error) {
-			return meter.Float64Histogram(row.name, metric.WithUnit(row.unit), metric.WithDescription(row.meaning),
-				metric.WithExplicitBucketBoundaries(row.bounds...))
-		}),
+		tracer:      c.tracer(),
+		tasks:       count(meter, rowThrottleTasks),
+		delay:       durations(meter, rowThrottleDelay),
+		reschedules: count(meter, rowThrottleReschedules),
 	}
 }
 

@@ -112,7 +112,7 @@ func (l *Limiter) AllowN(ctx context.Context, n int) (Decision, error) {
 	g, err := l.decide(ctx, n, 0)
 	var d Decision
 	if err == nil {
-		d = l.decision(g)
+		d = g.decision()
 	}
 	if end != nil {
 		end(outcome(g, d, err))
@@ -127,7 +127,7 @@ func (l *Limiter) Peek(ctx context.Context) (Decision, error) {
 	var d Decision
 	if err == nil {
 		g.Wait++ // it was refused, by a bound one microsecond short of now
-		d = l.decision(g)
+		d = g.decision()
 	}
 	if end != nil {
 		end(outcome(g, d, err))
@@ -195,13 +195,13 @@ func (l *Limiter) decideBy(ctx context.Context, p *plan, key string, n int, boun
 }
 
 // decision tells a user what a grant says.
-func (l *Limiter) decision(g grant) Decision {
+func (g grant) decision() Decision {
 	return Decision{
 		Allowed:    g.Wait >= 0,
 		Limit:      g.plan.rule.Limit(),
 		Remaining:  int(g.Remaining),
 		RetryAfter: micros(max(-g.Wait, 0)),
 		ResetAfter: micros(g.Reset),
-		Source:     l.store.source(),
+		Source:     g.store.source(),
 	}
 }

@@ -70,7 +70,7 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 			m.entries[key] = e
 		}
 	}
-	return grant{Reply: replies[0], life: e.life, plan: p, key: key}, nil
+	return grant{Reply: replies[0], store: m, life: e.life, plan: p, key: key}, nil
 }
 
 // sweep looks at a few entries, wherever the map begins this time, and forgets those that have expired. Called for

@@ -93,7 +93,7 @@ func TestMergedAnswersAreThoseOfRequestsThatComeOneByOne(t *testing.T) {
 							tell(refusal.Decision)
 						} else if err != nil {
 							t.Error(err)
-						} else if tell(l.decision(r.grant)); random.IntN(2) == 0 {
+						} else if tell(r.grant.decision()); random.IntN(2) == 0 {
 							if err := r.Cancel(ctx); err != nil {
 								t.Error(err)
 							}
@@ -117,7 +117,7 @@ func TestMergedAnswersAreThoseOfRequestsThatComeOneByOne(t *testing.T) {
 						continue
 					}
 					requests++
-					d := l.decision(grant{Reply: replies[i], plan: l.plan})
+					d := grant{Reply: replies[i], store: l.store, plan: l.plan}.decision()
 					key := fmt.Sprint(d.Allowed, d.Remaining, d.RetryAfter, d.ResetAfter)
 					if got[key]--; got[key] < 0 {
 						t.Fatalf("nobody was told %s", key)

@@ -71,7 +71,7 @@ func (s *redisStore) source() Source { return SourceRedis }
 func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, _ uint64) (grant, error) {
 	reply, err := s.ask(ctx, line{p, key}, request)
 	if err == nil {
-		return grant{Reply: reply, plan: p, key: key}, nil
+		return grant{Reply: reply, store: s, plan: p, key: key}, nil
 	}
 	if moved, ok := errors.AsType[*movedError](err); ok {
 		return grant{}, moved

@@ -72,7 +72,7 @@ func (l *Limiter) reserve(ctx context.Context, r *Reservation, n int, bound time
 	if err != nil {
 		return Decision{}, err
 	}
-	d := l.decision(g)
+	d := g.decision()
 	r.limiter, r.cost, r.grant, r.slot = l, n, g, time.Now().Add(micros(g.Wait))
 	if l.hook != nil {
 		r.made = ctx
@@ -213,7 +213,7 @@ func (r *Reservation) giveBack(ctx context.Context) error {
 	request := driver.Request{Cost: -int64(r.cost), Receipt: r.grant.Receipt}
 	var back grant
 	err := r.grant.plan.giveBack(func(p *plan) (err error) {
-		back, err = r.limiter.store.decide(ctx, p, r.grant.key, request, r.grant.life)
+		back, err = r.grant.store.decide(ctx, p, r.grant.key, request, r.grant.life)
 		return err
 	})
 	if end != nil {

@@ -22,13 +22,14 @@ type Store interface {
 	source() Source
 }
 
-// A grant is a reply, by what plan and under which key it was given, and the life of the state that gave it where the
-// store counts lives: a receipt is worth nothing in another.
+// A grant is a reply, and who gave it: the store that takes it back, by what plan and under which key, and the life of
+// the state where the store counts lives: a receipt is worth nothing in another.
 type grant struct {
 	driver.Reply
-	life uint64
-	plan *plan
-	key  string
+	store Store
+	life  uint64
+	plan  *plan
+	key   string
 }
 
 // A plan is what all limiters of one New share: the rule, and what the Redis store sends for it.

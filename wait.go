@@ -57,7 +57,7 @@ func (r *Reservation) await(ctx context.Context, gone <-chan struct{}) (slept ti
 	delay := r.untilSlot()
 	if deadline, ok := ctx.Deadline(); ok && r.slot.After(deadline) && ctx.Err() == nil {
 		// Within the bound when it was decided; the reply took the rest of the time.
-		d := r.limiter.decision(r.grant)
+		d := r.grant.decision()
 		d.Allowed, d.RetryAfter = false, r.slot.Sub(deadline)
 		return 0, r.abandon(ctx, &DeniedError{Decision: d, deadline: true})
 	}

@@ -27,6 +27,8 @@ type Source string
 const (
 	SourceRedis  Source = "redis"
 	SourceMemory Source = "memory"
+	// SourceLease is of permits that the process had taken before: see WithLease.
+	SourceLease Source = "lease"
 )
 
 // Throttle is the decision as redis-cell's CL.THROTTLE reports it: limited is 1 if the request was refused, 0 if not;

@@ -11,7 +11,7 @@ import (
 // A Limiter gives out the permits of one limit: an algorithm with its parameters, bound to one key of a store. All
 // limiters with the same store, prefix, key and algorithm share that limit, in whatever process they are.
 //
-// A Limiter is immutable, safe for concurrent use, and needs no closing.
+// A Limiter is immutable and safe for concurrent use. It needs no closing unless it was made WithLease.
 type Limiter struct {
 	store  Store
 	plan   *plan   // nil for one whose terms are in the store:
@@ -24,6 +24,7 @@ type Limiter struct {
 	observer
 	prefix  string
 	maxWait time.Duration // negative: no bound
+	lease   int           // permits taken at a time; 0: as many as are asked for
 }
 
 // New makes a limiter. It makes no call to the store.
@@ -43,6 +44,9 @@ func New(store Store, key string, algorithm algos.Algorithm, opts ...Option) (*L
 		return nil, err
 	}
 	l.plan.observer = l.observer
+	if err := l.lend(); err != nil {
+		return nil, err
+	}
 	l.key = storedKey(l.prefix, l.path, l.plan.rule.Suffix())
 	return l, nil
 }
@@ -67,6 +71,33 @@ func (l *Limiter) apply(opts []Option) error {
 		}
 	}
 	return nil
+}
+
+// lend has the limiter take leases, if it is to.
+func (l *Limiter) lend() error {
+	rule, steady := l.plan.rule.(algos.Lender)
+	switch {
+	case l.lease == 0:
+		return nil
+	case !steady:
+		return invalidf("WithLease: %s does not refill steadily, so its permits cannot be held; use TokenBucket or Funnel", l.plan.rule.Name())
+	case l.lease > rule.Limit():
+		return invalidf("WithLease: %d permits are more than the burst of %d", l.lease, rule.Limit())
+	}
+	if redis, ok := l.store.(*redisStore); ok {
+		l.store = newLender(redis, l.plan, rule, int64(l.lease))
+	}
+	return nil
+}
+
+// Close gives back what the limiter and those of For hold: see WithLease. They can still be used, and then hold nothing.
+// A limiter without such options needs no closing. The context bounds the call; the error is its own or a *StoreError, and
+// what could not be given back drains as if it had been used.
+func (l *Limiter) Close(ctx context.Context) error {
+	if err := l.usable(ctx); err != nil {
+		return err
+	}
+	return l.store.close(ctx)
 }
 
 // For returns a limiter with the same algorithm and options and a key of its own, made of this limiter's key and the

@@ -49,6 +49,30 @@ func WithMaxWait(d time.Duration) Option {
 	}
 }
 
+// WithLease has the process take up to n permits of a key at a time, at least 2 and at most the burst, and hand them out
+// itself: for keys that are asked for far more often than Redis can answer. The limit holds at every instant, in all
+// processes together, since a permit that is held is good only until the limiter would have refilled it: what is not used
+// decays at the limiter's rate. Waits, costs and bounds are as without; where the process holds too little, a request goes
+// to Redis.
+//
+// The first lease of a key is taken when it is asked for twice within a second, and is small; leases grow while they are
+// used up, and shrink while they decay or the limiter has too little left to fill one. They are only of permits that may be
+// used at once, so under a limit that is used up everybody stands in the same queue as without. What one process holds,
+// another is refused until it decays: the limit is used in full only if the burst is larger than what all processes hold
+// together. Remaining and ResetAfter of such a decision are what this process knows.
+//
+// Close gives back what is held. A lease needs an algorithm that refills steadily, TokenBucket or Funnel, and parameters
+// that nobody changes; New refuses others. With a Memory store there is nothing to save, and the option does nothing.
+func WithLease(n int) Option {
+	return func(l *Limiter) error {
+		if n < 2 {
+			return invalidf("WithLease: %d permits; at least 2 are needed", n)
+		}
+		l.lease = n
+		return nil
+	}
+}
+
 // WithHook has a Hook called at each operation. Without one, observing costs nothing. Of several, each is called within
 // the one before.
 func WithHook(hook Hook) Option {

@@ -68,6 +68,8 @@ const lateFor = 5 * time.Second
 
 func (s *redisStore) source() Source { return SourceRedis }
 
+func (s *redisStore) close(context.Context) error { return nil }
+
 func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, _ uint64) (grant, error) {
 	reply, err := s.ask(ctx, line{p, key}, request)
 	if err == nil {

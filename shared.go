@@ -38,6 +38,9 @@ func NewShared(store Store, key string, opts ...Option) (*Shared, error) {
 	if err := l.apply(opts); err != nil {
 		return nil, err
 	}
+	if l.lease > 0 {
+		return nil, invalidf("WithLease: permits cannot be held under parameters that may change")
+	}
 	l.shared = &shared{key: storedKey(l.prefix, l.path, "rate")}
 	return &Shared{*l}, nil
 }

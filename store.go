@@ -20,6 +20,8 @@ type Store interface {
 	// terms reads or changes the terms kept at key. It returns what terms.lua replies.
 	terms(ctx context.Context, key string, change change) (text string, changed bool, err error)
 	source() Source
+	// close gives back what it holds for the limiter, and ends what it does for it.
+	close(ctx context.Context) error
 }
 
 // A grant is a reply, and who gave it: the store that takes it back, by what plan and under which key, and the life of

@@ -15,7 +15,7 @@
 //   - [SlidingWindow]: the same in little memory
 //   - [WarmUp]: slow after a quiet time, for what must fill its caches first
 //
-// Everything else here is for Headgate's drivers: [Algorithm], [Rule], [State], [Denier], [Receipt], [Status]. An algorithm answers a few questions about its own state, and a
+// Everything else here is for Headgate's drivers: [Algorithm], [Rule], [Lender], [State], [Denier], [Receipt], [Status]. An algorithm answers a few questions about its own state, and a
 // driver does the rest: it reads the clock, loads, asks, refuses or takes, and saves. Each algorithm stands in two
 // files that go step by step in the same order: NAME.go answers in process, NAME.lua answers inside Redis, and both
 // give the same answers to the microsecond.
@@ -86,6 +86,16 @@ type State interface {
 	Status() Status
 	// Save keeps what was done since Load.
 	Save()
+}
+
+// A Lender is a Rule whose permits may be used some time after they were granted. Each has a place on a line that ends with
+// the Status's ResetAfter, and may be used until its place begins.
+type Lender interface {
+	Rule
+	// Span is how long the places of so many permits are together, in whole microseconds, rounded down.
+	Span(permits int64) (us int64)
+	// Permits is how many places fit a span of time.
+	Permits(us int64) (permits int64)
 }
 
 // A Denier is a State that counts refused requests too.

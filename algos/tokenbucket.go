@@ -79,6 +79,15 @@ func (r *tokenBucket) Params(int64) (params []int64, until int64) {
 	return []int64{r.rate, r.per, r.burst}, forever
 }
 
+// Span implements Lender.
+func (r *tokenBucket) Span(permits int64) (us int64) {
+	us, _ = r.span(permits)
+	return us
+}
+
+// Permits implements Lender.
+func (r *tokenBucket) Permits(us int64) (permits int64) { return r.permits(us, 0) }
+
 // bucket is the State of a token bucket: a line whose places may be used up to a full bucket's span before they end.
 type bucket struct {
 	line

@@ -304,7 +304,9 @@ func TestOnlyHotKeysAreLeased(t *testing.T) {
 }
 
 func TestALeaseNeedsALimitThatCanBeHeld(t *testing.T) {
-	store := headgate.Redis(redis.NewClient(&redis.Options{}))
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	store := headgate.Redis(rdb)
 	bucket := algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 10}
 	for name, make := range map[string]func() error{
 		"of one permit": func() error {

@@ -27,6 +27,8 @@ type Source string
 const (
 	SourceRedis  Source = "redis"
 	SourceMemory Source = "memory"
+	// SourceRemembered is of denials that the process remembers: see RememberDenials.
+	SourceRemembered Source = "remembered"
 	// SourceLease is of permits that the process had taken before: see WithLease.
 	SourceLease Source = "lease"
 )

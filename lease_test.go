@@ -29,6 +29,15 @@ func processes(t *testing.T, rdb redis.UniversalClient, n int, algorithm algos.A
 	return all
 }
 
+func closeAll(t *testing.T, all []*headgate.Limiter) {
+	t.Helper()
+	for _, l := range all {
+		if err := l.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // inRedisTime runs f in a bubble, over a real Redis that decides by its clock.
 func inRedisTime(t *testing.T, f func(t *testing.T, server *redistest.Server, rdb *redis.Client)) {
 	t.Helper()
@@ -59,9 +68,7 @@ func TestALeaseDecaysAsTheLimiterRefills(t *testing.T) {
 	const burst = 400
 	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
 		both := processes(t, rdb, 2, algos.TokenBucket{Rate: 100, Per: tick, Burst: burst}, headgate.WithLease(100))
-		for _, l := range both {
-			defer l.Close(context.Background())
-		}
+		defer closeAll(t, both)
 		used := warm(t, both[0], 100)
 		time.Sleep(tick / 2) // it refills fifty
 		at := useUp(t, both)
@@ -145,11 +152,7 @@ func TestLeasesNeverAdmitBeyondTheLimit(t *testing.T) {
 			if leased == 0 {
 				t.Errorf("seed %d: nothing was leased", seed)
 			}
-			for _, l := range all {
-				if err := l.Close(context.Background()); err != nil {
-					t.Error(err)
-				}
-			}
+			closeAll(t, all)
 		}
 	})
 }
@@ -196,7 +199,7 @@ func TestBesideALeaseEverythingIsAsWithout(t *testing.T) {
 	ctx := context.Background()
 	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
 		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 40}, headgate.WithLease(8))
-		defer l.Close(ctx)
+		defer closeAll(t, []*headgate.Limiter{l})
 		used := warm(t, l, 8)
 		if d := allowN(t, l, 12); !d.Allowed || d.Source != headgate.SourceRedis {
 			t.Errorf("more than a lease: %+v", d)
@@ -238,7 +241,6 @@ func TestBesideALeaseEverythingIsAsWithout(t *testing.T) {
 }
 
 func TestWhatIsCancelledGoesBackToTheLease(t *testing.T) {
-	ctx := context.Background()
 	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
 		returned := -1
 		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 400}, headgate.WithLease(8),
@@ -249,8 +251,16 @@ func TestWhatIsCancelledGoesBackToTheLease(t *testing.T) {
 					}
 				}
 			}))
-		defer l.Close(ctx)
+		defer closeAll(t, []*headgate.Limiter{l})
 		warm(t, l, 8)
+		for allowN(t, l, 1).Remaining != 6 { // the one that is used is full
+			synctest.Wait()
+		}
+		early, late := reserve(t, l, 1), reserve(t, l, 1)
+		if cancel(t, early); returned != 0 {
+			t.Errorf("%d went back that were not the last: the place of one may be used", returned)
+		}
+		cancel(t, late)
 		before := allowN(t, l, 1)
 		first, second := reserve(t, l, 2), reserve(t, l, 1)
 		cancel(t, second)
@@ -264,11 +274,69 @@ func TestWhatIsCancelledGoesBackToTheLease(t *testing.T) {
 	})
 }
 
+// A lease that fills a hole decays as the hole's places begin, which is before the end of the line comes near.
+func TestALeaseOfAHoleDecaysWithTheHole(t *testing.T) {
+	ctx := context.Background()
+	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
+		all := processes(t, rdb, 2, algos.TokenBucket{Rate: 1, Per: tick, Burst: 20}, headgate.WithLease(2))
+		defer closeAll(t, all)
+		start := time.Now()
+		plain := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 20})
+		allowN(t, plain, 20)
+		hole, err := plain.ReserveN(ctx, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := plain.ReserveN(ctx, 4); err != nil { // the line ends at 32 ticks
+			t.Fatal(err)
+		}
+		sleepUntil(start, 8*tick-time.Microsecond)
+		cancel(t, hole) // its places begin at 20 to 27 ticks
+		sleepUntil(start, 8*tick)
+		lease := func(l *headgate.Limiter) { // takes one, and two leases of two, of which it uses one
+			for range 2 {
+				if d := allowN(t, l, 1); !d.Allowed {
+					t.Fatalf("%+v", d)
+				}
+				synctest.Wait()
+			}
+		}
+		sleepUntil(start, 13*tick)
+		lease(all[0])
+		sleepUntil(start, 16*tick)
+		lease(all[1]) // the second lease is at the end of the line
+		sleepUntil(start, 30*tick)
+		if n := useUp(t, []*headgate.Limiter{all[0], all[1], plain}); n != 18 { // four are owed, and two of them are held
+			t.Errorf("%d at once", n)
+		}
+	})
+}
+
+// Where a lease is refused, nothing is fetched until it can be there.
+func TestALimitThatIsUsedUpIsNotAskedForLeases(t *testing.T) {
+	inRedisTime(t, func(t *testing.T, server *redistest.Server, rdb *redis.Client) {
+		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 40}, headgate.WithLease(8))
+		defer closeAll(t, []*headgate.Limiter{l})
+		useUp(t, []*headgate.Limiter{l})
+		synctest.Wait()
+		before := server.Calls("evalsha")
+		for range 50 {
+			if allowN(t, l, 1).Allowed {
+				t.Fatal("there is nothing left")
+			}
+			synctest.Wait()
+		}
+		if calls := server.Calls("evalsha") - before; calls > 54 { // four, as the lease shrinks to one
+			t.Errorf("%d calls", calls)
+		}
+	})
+}
+
 func TestAResetForgetsTheLease(t *testing.T) {
 	ctx := context.Background()
 	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
 		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 40}, headgate.WithLease(8))
-		defer l.Close(ctx)
+		defer closeAll(t, []*headgate.Limiter{l})
 		warm(t, l, 8)
 		if err := l.Reset(ctx); err != nil {
 			t.Fatal(err)
@@ -286,10 +354,9 @@ func TestAResetForgetsTheLease(t *testing.T) {
 
 // A key that is asked for now and then is left alone, and one that nobody asks for any more is forgotten.
 func TestOnlyHotKeysAreLeased(t *testing.T) {
-	ctx := context.Background()
 	inRedisTime(t, func(t *testing.T, server *redistest.Server, rdb *redis.Client) {
 		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 40}, headgate.WithLease(8))
-		defer l.Close(ctx)
+		defer closeAll(t, []*headgate.Limiter{l})
 		for i := range 5 {
 			if d := allowN(t, l.For("now and then"), 1); d.Source != headgate.SourceRedis || d.Remaining != 39-i {
 				t.Errorf("%+v", d)
@@ -308,7 +375,7 @@ func TestALeaseNeedsALimitThatCanBeHeld(t *testing.T) {
 	defer rdb.Close()
 	store := headgate.Redis(rdb)
 	bucket := algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 10}
-	for name, make := range map[string]func() error{
+	for name, build := range map[string]func() error{
 		"of one permit": func() error {
 			_, err := headgate.New(store, "k", bucket, headgate.WithLease(1))
 			return err
@@ -326,7 +393,7 @@ func TestALeaseNeedsALimitThatCanBeHeld(t *testing.T) {
 			return err
 		},
 	} {
-		if err := make(); !errors.Is(err, headgate.ErrInvalid) {
+		if err := build(); !errors.Is(err, headgate.ErrInvalid) {
 			t.Errorf("a lease %s: %v", name, err)
 		}
 	}
@@ -376,11 +443,7 @@ func TestCallersOfManyProcessesShareOneBurst(t *testing.T) {
 		})
 	}
 	crowd.Wait()
-	for _, l := range all {
-		if err := l.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	}
+	closeAll(t, all)
 	// What was granted to those who left goes back by and by, but for places that have begun meanwhile.
 	eventually(t, "all that was held is used", func() bool {
 		admitted.Add(int64(useUp(t, all)))
@@ -399,5 +462,5 @@ func ExampleWithLease() {
 		fmt.Println(err)
 		return
 	}
-	defer limiter.Close(context.Background())
+	defer func() { _ = limiter.Close(context.Background()) }()
 }

@@ -3,6 +3,7 @@ package headgate
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -56,11 +57,12 @@ func Unbatched() RedisOption {
 }
 
 type redisStore struct {
-	client redis.UniversalClient
-	lines  lines
-	outbox outbox
-	now    func() int64 // nil for the server's clock
-	ahead  atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
+	client  redis.UniversalClient
+	lines   lines
+	outbox  outbox
+	denials *denials     // nil if none are remembered
+	now     func() int64 // nil for the server's clock
+	ahead   atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
 }
 
 // lateFor bounds the call that gives back what came too late.
@@ -71,8 +73,14 @@ func (s *redisStore) source() Source { return SourceRedis }
 func (s *redisStore) close(context.Context) error { return nil }
 
 func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, _ uint64) (grant, error) {
-	reply, err := s.ask(ctx, line{p, key}, request)
+	at := line{p, key}
+	known, reply := s.denials.refuse(at, request)
+	if reply.Wait < 0 {
+		return grant{Reply: reply, store: remembered{s}, plan: p, key: key}, nil
+	}
+	reply, err := s.ask(ctx, at, request)
 	if err == nil {
+		s.denials.remember(at, request, reply, known)
 		return grant{Reply: reply, store: s, plan: p, key: key}, nil
 	}
 	if moved, ok := errors.AsType[*movedError](err); ok {
@@ -89,6 +97,9 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 // follows only where the first proves that nothing ran, or answers that nothing was done because this machine's clock is
 // wrong: parameters that are dates then follow the server's. The hook is told of the callers that share the call.
 func (s *redisStore) call(ctx context.Context, at line, requests []driver.Request, callers []context.Context) ([]int64, error) {
+	if slices.ContainsFunc(requests, func(r driver.Request) bool { return r.Cost < 0 }) {
+		defer s.denials.forget(at.key)
+	}
 	params := at.plan.paramsAt(s.ahead.Load())
 	n, err := s.send(ctx, at, params.args, requests, callers)
 	if err == nil && len(n) == 1 && params.dated() && ctx.Err() == nil {
@@ -221,6 +232,7 @@ type once struct{ redis.Cmder }
 func (once) NoRetry() bool { return true }
 
 func (s *redisStore) reset(ctx context.Context, key string) error {
+	defer s.denials.forget(key)
 	_, err := bounded(ctx, func(ctx context.Context) (int64, error) {
 		cmd := redis.NewIntCmd(ctx, "del", key)
 		_ = s.client.Process(ctx, once{cmd}) // a second time it would forget what was charged since

@@ -41,6 +41,7 @@ type plan struct {
 	script driver.Script
 	sha1   any                    // the script's, as an argument, boxed once
 	params atomic.Pointer[params] // the rule's parameters too, as they were last needed
+	counts bool                   // refusals too: none goes without saying
 
 	// Of limiters whose terms are in the store:
 	shared *shared // nil for other limiters
@@ -66,6 +67,10 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{rule: rule}
+	if denier, ok := rule.NewState().(algos.Denier); ok {
+		denier.Load(rule, 0)
+		p.counts = denier.Deny(1)
+	}
 	if p.script, err = driver.NewScript(rule); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,167 @@
+package headgate
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headgate-go/headgate/internal/driver"
+)
+
+const (
+	// mostDenials bounds the keys whose denials are remembered; others are asked about again.
+	mostDenials = 1 << 16
+	// mostCosts bounds the costs of a key that are.
+	mostCosts = 4
+)
+
+// RememberDenials has the process itself answer a request of which it knows that it comes too early: for as many permits
+// as, or more than, one that Redis refused, before the instant that the refusal quoted. For clients that ask again and
+// again. A Peek always asks Redis.
+//
+// What this process gives back, resets or changes is taken into account. What other processes give back or reset is not,
+// nor parameters that they raise, until the instant quoted. Of such a decision Remaining is 0, and ResetAfter and
+// RetryAfter may be too low where others have come or more permits are asked for than were refused. At most 65,536 keys are
+// remembered. An algorithm that counts refusals (SlidingLog with CountDenied) is always asked.
+func RememberDenials() RedisOption {
+	return func(s *redisStore) { s.denials = &denials{base: time.Now(), keys: make(map[string]*denied)} }
+}
+
+// denials are what Redis has refused to this process, by the key of the state.
+type denials struct {
+	base    time.Time     // instants are µs since then
+	changes atomic.Uint64 // that this process has made
+
+	latest atomic.Pointer[denied] // the key that was refused last
+	mu     sync.RWMutex
+	keys   map[string]*denied
+}
+
+// denied is what one key has been refused. It does not change.
+type denied struct {
+	key   string
+	plan  *plan
+	costs []denial // the lower ones first, and each is granted before the next
+}
+
+// A denial says that so many permits are to be had at an instant, and not earlier.
+type denial struct {
+	cost, slot int64
+	reset      int64 // when the limiter is as new, if nobody else comes
+}
+
+// remembered is the Store of a decision that was remembered.
+type remembered struct{ *redisStore }
+
+func (remembered) source() Source { return SourceRemembered }
+
+// find is what the key has been refused, by this plan.
+func (d *denials) find(at line) []denial {
+	found := d.latest.Load()
+	if found == nil || found.key != at.key {
+		d.mu.RLock()
+		found = d.keys[at.key]
+		d.mu.RUnlock()
+	}
+	if found == nil || found.plan != at.plan {
+		return nil
+	}
+	return found.costs
+}
+
+// concern tells whether a refusal of the request may be remembered.
+func (d *denials) concern(at line, request driver.Request) bool {
+	return d != nil && !at.plan.counts && request.Cost > 0 && request.Bound != driver.Ask
+}
+
+// A moment is when something was asked: an instant, and how often this process had changed something before.
+type moment struct {
+	now     int64
+	changes uint64
+}
+
+// refuse answers a request that comes too early, as far as is known: with a Wait below 0.
+func (d *denials) refuse(at line, request driver.Request) (asked moment, reply driver.Reply) {
+	if !d.concern(at, request) {
+		return asked, reply
+	}
+	asked = moment{time.Since(d.base).Microseconds(), d.changes.Load()}
+	for _, known := range d.find(at) {
+		if known.cost <= request.Cost && asked.now+request.Bound < known.slot {
+			reply = driver.Reply{Wait: asked.now + request.Bound - known.slot, Reset: max(known.reset-asked.now, 0)}
+		}
+	}
+	return asked, reply
+}
+
+// remember notes a refusal of what was asked, unless this process has changed something since.
+func (d *denials) remember(at line, request driver.Request, reply driver.Reply, asked moment) {
+	if !d.concern(at, request) || reply.Wait >= 0 {
+		return
+	}
+	fresh := denial{request.Cost, asked.now + request.Bound - reply.Wait, asked.now + reply.Reset}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.changes.Load() != asked.changes {
+		return
+	}
+	was := d.keys[at.key]
+	all := &denied{key: at.key, plan: at.plan}
+	if was != nil && was.plan == at.plan {
+		for _, known := range was.costs {
+			if known.cost < fresh.cost && known.slot >= asked.now || known.cost > fresh.cost && known.slot > fresh.slot {
+				all.costs = append(all.costs, known)
+			}
+		}
+	}
+	i := 0
+	for i < len(all.costs) && all.costs[i].cost < fresh.cost {
+		i++
+	}
+	all.costs = append(all.costs[:i:i], append([]denial{fresh}, all.costs[i:]...)...)
+	all.costs = all.costs[:min(len(all.costs), mostCosts)]
+	if was == nil && !d.room(asked.now) {
+		return
+	}
+	d.keys[at.key] = all
+	d.latest.Store(all)
+}
+
+// room looks at a few keys and forgets those whose time has come, so that the map stays a small multiple of the others. It
+// tells whether there is room for one more. Under mu.
+func (d *denials) room(now int64) bool {
+	looked := 0
+	for key, known := range d.keys {
+		if known.costs[len(known.costs)-1].slot <= now {
+			delete(d.keys, key)
+		}
+		if looked++; looked == 4 {
+			break
+		}
+	}
+	return len(d.keys) < mostDenials
+}
+
+// forget is called when this process has changed the state at a key: what was refused before may be granted now.
+func (d *denials) forget(key string) {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.changes.Add(1)
+	delete(d.keys, key)
+	d.latest.Store(nil)
+}
+
+// forgetAll is called when it has changed parameters, which many keys may share.
+func (d *denials) forgetAll() {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.changes.Add(1)
+	clear(d.keys)
+	d.latest.Store(nil)
+}

@@ -39,7 +39,10 @@ const (
 type role func(addr string, begin func(), stop <-chan struct{}, report func(format string, args ...any)) error
 
 func roles() map[string]role {
-	return map[string]role{"wait": waitOnce, "share": useShared, "change": changeShared}
+	return map[string]role{
+		"wait": waitOnce, "share": useShared, "change": changeShared,
+		"crowd": useCrowded(), "leases": useCrowded(headgate.WithLease(20)),
+	}
 }
 
 var shared = algos.TokenBucket{Rate: 200, Per: time.Second, Burst: 1}

@@ -70,7 +70,7 @@ var attributes = []attributeRow{
 	{keyOperation, "`allow`, `reserve`, `wait`", "the verb that was called"},
 	{keyCost, "permits", "how many were asked for, slept for or given back"},
 	{keyResult, "`acquired`, `denied`, `canceled`, `error`", "what came of it. A `peek` acquires nothing and tells what `allow` would have; a `cancel` or `reset` that was done has none"},
-	{keySource, "`redis`, `memory`", "who decided; absent if nobody did"},
+	{keySource, "`redis`, `memory`, `lease`, `remembered`", "who decided: Redis, the store in memory, or the process by a lease or a denial that it remembers; absent if nobody did"},
 	{keyRemaining, "permits", "what one request is sure to be granted now"},
 	{keyRetryAfter, "s", "how long until the same request would be admitted"},
 	{keyDelay, "s", "how far ahead the slot was when it was granted; of a `sleep`, how long it was to last; of a `throttle`, how long the task stood in line, or after how long it is back at the latest"},

@@ -180,7 +180,7 @@ func (r report) Traced() string { return pairTable("Headgate", "traced", r.trace
 func (r report) StateSizes() string {
 	var b strings.Builder
 	b.WriteString("| by | grows | at | server time a call, µs |\n|---|---|--:|--:|\n")
-	for _, l := range loads() {
+	for _, l := range allLoads() {
 		medians := make(series, len(l.sizes))
 		for i, n := range l.sizes {
 			medians[i] = r.results[at(l.of, fmt.Sprint(n))][headgateName].median()
@@ -270,16 +270,21 @@ func oursFirst() []string {
 
 // statePicture is how the server's time grows with a limiter's state.
 func (r report) statePicture() picture {
-	p := panel{title: "Server time a call, µs", x: "permits owed, requests in the log, or holes"}
-	for _, l := range loads() {
-		c := curve{name: l.name}
+	large, holes := loads()
+	return picture{"Headgate: server time a call, by the size of a limiter's state", []panel{
+		r.statePanel("permits owed, or requests in the log", large),
+		r.statePanel("holes in the queue of a token bucket", holes),
+	}}
+}
+
+func (r report) statePanel(x string, loads []load) panel {
+	p := panel{title: "Server time a call, µs", x: x}
+	for _, l := range loads {
+		c := curve{name: l.name, xs: l.sizes}
 		for _, n := range l.sizes {
-			c.xs, c.rounds = append(c.xs, n), append(c.rounds, r.results[at(l.of, fmt.Sprint(n))][headgateName])
+			c.rounds = append(c.rounds, r.results[at(l.of, fmt.Sprint(n))][headgateName])
 		}
-		if len(l.sizes) > len(p.ticks) {
-			p.ticks = l.sizes
-		}
-		p.curves = append(p.curves, c)
+		p.ticks, p.curves = l.sizes, append(p.curves, c)
 	}
-	return picture{"Headgate: server time a call, by the size of a limiter's state", []panel{p}}
+	return p
 }

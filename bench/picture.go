@@ -32,11 +32,10 @@ const (
 	panelWidth  = 430
 	panelHeight = 300
 	marginLeft  = 70
-	marginRight = 20
+	marginRight = 34
 	marginTop   = 44
 	marginFoot  = 48
 	legendLine  = 20
-	legendEach  = 430
 )
 
 // style has a colour for each curve, and another one on a dark page. Headgate's is the first.
@@ -62,7 +61,7 @@ func (p picture) svg() []byte {
 	names := p.names()
 	columns := len(p.panels)
 	lines := (len(names) + columns - 1) / columns
-	width, height := columns*panelWidth, marginTop+panelHeight+lines*legendLine+10
+	width, height := columns*panelWidth, marginTop+panelHeight+lines*legendLine+24
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img">`+"\n",
 		width, height, width, height)
@@ -74,7 +73,7 @@ func (p picture) svg() []byte {
 		b.WriteString("</g>\n")
 	}
 	for i, name := range names {
-		x, y := marginLeft+(i%columns)*legendEach, marginTop+panelHeight+(i/columns)*legendLine+6
+		x, y := marginLeft+(i/lines)*panelWidth, marginTop+panelHeight+(i%lines)*legendLine+18
 		fmt.Fprintf(&b, `<path class="%s" d="M%d,%dh28"%s/>`+"\n", curveClass(i), x, y-4, dashes(i))
 		fmt.Fprintf(&b, `<text class="text" x="%d" y="%d">%s</text>`+"\n", x+36, y, html.EscapeString(name))
 	}

@@ -21,47 +21,57 @@ type load struct {
 	cost int // of the request that is measured
 }
 
-// A day's rate makes slots that lie so far ahead that none comes while it is measured.
+// slow is the time of a permit. It makes slots that lie so far ahead that none comes while it is measured.
 const slow = time.Minute
 
-func loads() []load {
-	decades := []int{1, 10, 100, 1000, 10_000, 100_000}
-	few := []int{1, 10, 100, 1000}
-	return []load{
-		{name: "debt of a token bucket, permits", of: "server time by debt, µs", sizes: decades, cost: 1, make: queue(1, 0)},
-		{name: "log of a sliding log, requests", of: "server time by log, µs", sizes: decades, cost: 1, make: fullLog},
-		{name: "holes in a token bucket's queue, and a request that fits the first", of: "server time by holes, first fits, µs", sizes: few, cost: 1, make: queue(2, 2)},
-		{name: "holes in a token bucket's queue, and a request that fits none", of: "server time by holes, none fits, µs", sizes: few, cost: 2, make: queue(2, 2)},
+// loads are by what the state keeps in little space, and by the holes in a queue, of which there are a thousand at most.
+func loads() (large, holes []load) {
+	decades, few := []int{1, 10, 100, 1000, 10_000, 100_000}, []int{1, 10, 100, 1000}
+	large = []load{
+		{name: "debt of a token bucket", of: "server time by debt, µs", sizes: decades, cost: 1, make: queue},
+		{name: "log of a sliding log", of: "server time by log, µs", sizes: decades, cost: 1, make: fullLog},
 	}
+	holes = []load{
+		{name: "holes, the first fits", of: "server time by holes, first fits, µs", sizes: few, cost: 1, make: queueWithHoles},
+		{name: "holes, none fits", of: "server time by holes, none fits, µs", sizes: few, cost: 2, make: queueWithHoles},
+	}
+	return large, holes
 }
 
-// queue makes a token bucket with n permits owed; of which every so many are given up again, so that there are n holes.
-func queue(burst, every int) func(headgate.Store, string, int) (*headgate.Limiter, error) {
-	return func(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
-		limiter, err := headgate.New(store, key, algos.TokenBucket{Rate: 1, Per: slow, Burst: burst})
-		if err != nil {
+func allLoads() []load {
+	large, holes := loads()
+	return append(large, holes...)
+}
+
+// queue makes a token bucket that owes n permits.
+func queue(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
+	limiter, err := headgate.New(store, key, algos.TokenBucket{Rate: 1, Per: slow, Burst: 1})
+	if err != nil {
+		return nil, err
+	}
+	return limiter, many(n, limiter)
+}
+
+// queueWithHoles makes one with n places for one permit each that were given up, and as many between them that were not.
+func queueWithHoles(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
+	const burst = 2
+	limiter, err := headgate.New(store, key, algos.TokenBucket{Rate: 1, Per: slow, Burst: burst})
+	if err != nil {
+		return nil, err
+	}
+	ctx := context.Background()
+	held := make([]*headgate.Reservation, burst+2*n) // the slots of the burst have come
+	for i := range held {
+		if held[i], err = limiter.Reserve(ctx); err != nil {
 			return nil, err
 		}
-		if every == 0 {
-			return limiter, many(n, func(ctx context.Context) error {
-				_, err := limiter.Reserve(ctx)
-				return err
-			})
-		}
-		// The first of them are the burst, whose slot has come.
-		held := make([]*headgate.Reservation, burst+every*n)
-		for i := range held {
-			if held[i], err = limiter.Reserve(context.Background()); err != nil {
-				return nil, err
-			}
-		}
-		for i := burst; i < len(held); i += every {
-			if err := held[i].Cancel(context.Background()); err != nil {
-				return nil, err
-			}
-		}
-		return limiter, nil
 	}
+	for i := burst; i < len(held); i += 2 {
+		if err := held[i].Cancel(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return limiter, nil
 }
 
 // fullLog makes a sliding log with n requests in it, and room for none.
@@ -70,14 +80,11 @@ func fullLog(store headgate.Store, key string, n int) (*headgate.Limiter, error)
 	if err != nil {
 		return nil, err
 	}
-	return limiter, many(n, func(ctx context.Context) error {
-		_, err := limiter.Reserve(ctx)
-		return err
-	})
+	return limiter, many(n, limiter)
 }
 
-// many does something n times, by many callers at once.
-func many(n int, do func(context.Context) error) error {
+// many reserves n slots, by many callers at once.
+func many(n int, limiter *headgate.Limiter) error {
 	var left atomic.Int64
 	left.Store(int64(n))
 	var callers sync.WaitGroup
@@ -85,7 +92,7 @@ func many(n int, do func(context.Context) error) error {
 	for range cap(errs) {
 		callers.Go(func() {
 			for left.Add(-1) >= 0 {
-				if err := do(context.Background()); err != nil {
+				if _, err := limiter.Reserve(context.Background()); err != nil {
 					errs <- err
 					return
 				}
@@ -105,7 +112,7 @@ func byStateSize(rdb client, rounds int, r results) error {
 	}
 	store := headgate.Redis(rdb)
 	sent := newSent()
-	for _, l := range loads() {
+	for _, l := range allLoads() {
 		var probes []probe
 		for _, n := range l.sizes {
 			limiter, err := l.make(store, fmt.Sprintf("%s:%d", l.of, n), n)

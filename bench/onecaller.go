@@ -75,7 +75,7 @@ func keyBytes(rdb client, rounds int, r results) error {
 			continue
 		}
 		probes = append(probes, probe{c.String(), func() (reading, error) {
-			made, err := open(rdb, allowed, []contender{c})
+			made, err := open(rdb, lasting, []contender{c})
 			if err != nil {
 				return nil, err
 			}

@@ -41,7 +41,7 @@ func machine(rdb client) ([]string, error) {
 	return about, nil
 }
 
-// load is how busy the machine is: its load average over a minute, if it tells.
+// loadAverage is how busy the machine is: over a minute, if it tells.
 func loadAverage() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -57,10 +57,10 @@ func (r results) add(q quantity, who string, value float64) {
 	r[q][who] = append(r[q][who], value)
 }
 
-// at tells one quantity of several probes apart.
+// at is a quantity of one of several places.
 func at(q quantity, where string) quantity { return q + quantity(" @ "+where) }
 
-// prefixed has the quantities of readings say where they were taken.
+// at has the probe say where it is.
 func (p probe) at(where string) probe {
 	take := p.take
 	p.take = func() (reading, error) {

@@ -91,7 +91,7 @@ func (r report) Uneven() string {
 
 // Memory is what a key takes on the server.
 func (r report) Memory() string {
-	return r.table(names(), column{"after one decision", keyFirst}, column{"after 1,000", keyBusy}, column{"`used_memory`, of 100,000", keyMemory})
+	return r.table(names(), column{"after one decision", keyFirst}, column{"after 1,000", keyBusy}, column{"`used_memory`, of 50,000", keyMemory})
 }
 
 // crowdTable shows a quantity of crowds.

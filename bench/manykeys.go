@@ -38,9 +38,9 @@ func manyKeysThroughput(rdb client, rounds int, r results) error {
 // keyMemory is what the server takes for a key, its tables and all.
 const keyMemory quantity = "used_memory a key, bytes"
 
-// serverMemory measures it once, of 100,000 users each.
+// serverMemory measures it once, of 50,000 users each.
 func serverMemory(rdb client, r results) error {
-	keys := users(100_000)
+	keys := users(50_000)
 	for _, c := range inCrowds() {
 		made, err := open(rdb, lasting, []contender{c})
 		if err != nil {

@@ -1,11 +1,13 @@
 # make test   everything, with the race detector and real servers
 # make lint   gofmt, go vet, golangci-lint (staticcheck among it)
 # make fuzz   the properties for longer, and random scripts: make fuzz CHECKS=100000 FUZZTIME=1h
-# make bench  Headgate beside redis_rate
+# make bench  Headgate beside its peers; ten minutes. It writes docs/benchmarks.md: make bench ROUNDS=2 OUT=/tmp to try
 # make bench-jobs  limited asynq tasks beside asynq's usual recipe; ten minutes
 
 CHECKS ?= 20000
 FUZZTIME ?= 5m
+ROUNDS ?= 10
+OUT ?= docs
 
 .PHONY: test lint fuzz bench bench-jobs redis
 
@@ -26,7 +28,7 @@ fuzz: redis
 	HEADGATE_REQUIRE_REDIS=1 go test ./internal/driver -run '^$$' -fuzz FuzzTwins -fuzztime $(FUZZTIME)
 
 bench: redis
-	cd bench && go run .
+	cd bench && go run . -rounds $(ROUNDS) -out $(abspath $(OUT))
 
 bench-jobs: redis
 	cd bench && go run ./jobs

@@ -3,116 +3,170 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
+	"strings"
+	"sync"
 
-	"github.com/headgate-go/headgate"
+	"github.com/redis/go-redis/v9"
 )
 
-// serverTime measures how long the server is busy with one decision, as it counts itself: the script and the commands
-// within it, without the network and the protocol. The server does one thing at a time, so this is what bounds the
-// decisions a second of all callers together.
-func serverTime(rdb client, rounds int) ([]row, error) {
-	even, err := serverTimesOf(rdb, rounds, allowed, refused)
-	if err != nil {
-		return nil, err
-	}
-	uneven, err := serverTimesOf(rdb, rounds, allowedUneven, refusedUneven)
-	if err != nil {
-		return nil, err
-	}
-	rows := []row{
-		{name: "allowed", peer: even.peerAllowed, ours: even.oursAllowed, bar: bar{1.15, ratio}},
-		{name: "refused, to redis_rate's allowed", peer: even.peerAllowed, ours: even.oursRefused, bar: bar{0.75, ratio}},
-		{name: "refused, to redis_rate's refused", peer: even.peerRefused, ours: even.oursRefused},
-		{name: "allowed, uneven rate", peer: uneven.peerAllowed, ours: uneven.oursAllowed},
-		{name: "allowed, shared, to Headgate's plain one", peer: even.oursAllowed, ours: even.sharedAllowed},
-		{name: "refused, uneven rate, to redis_rate's allowed", peer: uneven.peerAllowed, ours: uneven.oursRefused},
-	}
-	for i := range rows {
-		rows[i].name, rows[i].unit = "server time a decision: "+rows[i].name, "µs"
-	}
-	return rows, nil
-}
-
-// serverTimes are the server's µs a decision, by who asked and what was answered.
-type serverTimes struct {
-	peerAllowed, oursAllowed, sharedAllowed, peerRefused, oursRefused series
-}
-
-// serverTimesOf measures under a limit that grants everything, and under one that denies everything.
-func serverTimesOf(rdb client, rounds int, granting, denying limit) (serverTimes, error) {
-	var all serverTimes
-	peerAllows, oursAllow, err := pair(rdb, userKey, granting)
-	if err != nil {
-		return all, err
-	}
-	sharedAllows, err := headgateShared(headgate.Redis(rdb), userKey, granting)
-	if err != nil {
-		return all, err
-	}
-	peerRefuses, oursRefuse, err := pair(rdb, refusedKey, denying)
-	if err != nil {
-		return all, err
-	}
-	for _, c := range []call{peerRefuses, oursRefuse} {
-		if err := once(context.Background(), c, true); err != nil { // all that there is
-			return all, err
-		}
-	}
-	for round := range rounds + 1 {
-		var peerAllowed, oursAllowed, sharedAllowed, peerRefused, oursRefused series
-		timing := func(c call, want bool, into *series) func() error {
-			return func() error {
-				mean, err := turnOnServer(rdb, c, want)
-				*into = append(*into, mean)
-				return err
-			}
-		}
-		err := interleave(serverTurns,
-			timing(peerAllows, true, &peerAllowed), timing(oursAllow, true, &oursAllowed), timing(sharedAllows, true, &sharedAllowed),
-			timing(peerRefuses, false, &peerRefused), timing(oursRefuse, false, &oursRefused))
-		if err != nil {
-			return all, err
-		}
-		if round == 0 { // it warms up
-			continue
-		}
-		// The median over the turns leaves out those in which the server was interrupted.
-		all.peerAllowed = append(all.peerAllowed, peerAllowed.median())
-		all.oursAllowed = append(all.oursAllowed, oursAllowed.median())
-		all.sharedAllowed = append(all.sharedAllowed, sharedAllowed.median())
-		all.peerRefused = append(all.peerRefused, peerRefused.median())
-		all.oursRefused = append(all.oursRefused, oursRefused.median())
-	}
-	return all, nil
-}
+// What the server is busy with for a decision, as it counts itself: scripts and commands, without the network and the
+// protocol. The server does one thing at a time, so this is what bounds the decisions a second of all callers together.
+const (
+	busyAllowed       quantity = "server time a decision, allowed, µs"
+	busyRefused       quantity = "server time a decision, refused, µs"
+	busyCrowd         quantity = "server time a decision, 64 callers of one key, µs"
+	busyAllowedUneven quantity = "server time a decision, allowed, uneven rate, µs"
+	busyRefusedUneven quantity = "server time a decision, refused, uneven rate, µs"
+	commands          quantity = "commands a decision"
+	commandsCrowd     quantity = "commands a decision, 64 callers of one key"
+)
 
 // A turn has few calls, so that few turns are spoilt by an interruption, and enough for the server's whole
 // microseconds to average out.
 const (
-	serverTurns = 40
+	serverTurns = 20
 	serverCalls = 100
 )
 
-// turnOnServer is the server's mean µs of a few calls.
-func turnOnServer(rdb client, c call, want bool) (float64, error) {
+// serverTime measures it. The contenders have a client that counts what they send.
+func serverTime(rdb client, rounds int, r results) error {
+	sent := newSent()
+	counted := redis.NewClient(&redis.Options{Addr: rdb.Options().Addr})
+	defer counted.Close()
+	counted.AddHook(sent)
+	for _, row := range []struct {
+		q     quantity
+		limit limit
+		want  bool
+	}{
+		{busyAllowed, allowed, true}, {busyRefused, refused, false},
+		{busyAllowedUneven, allowedUneven, true}, {busyRefusedUneven, refusedUneven, false},
+	} {
+		all, err := open(counted, row.limit, contenders())
+		if err != nil {
+			return err
+		}
+		var probes []probe
+		for _, o := range all {
+			if o.String() == floorName && !row.want { // it never refuses
+				continue
+			}
+			c := o.keyed(o.key)
+			if !row.want {
+				if err := once(context.Background(), c, true); err != nil { // all that there is
+					return fmt.Errorf("%v: %w", o, err)
+				}
+			}
+			probes = append(probes, probe{o.String(), func() (reading, error) {
+				busy, number, err := sent.busy(rdb, serverCalls, func() error {
+					return repeat(context.Background(), c, serverCalls, row.want)
+				})
+				values := reading{row.q: busy}
+				if row.q == busyAllowed {
+					values[commands] = number
+				}
+				return values, err
+			}})
+		}
+		// The median over the turns leaves out those in which the server was interrupted.
+		if err := r.measure(rounds, serverTurns, probes); err != nil {
+			return err
+		}
+	}
+	all, err := open(counted, allowed, inCrowds())
+	if err != nil {
+		return err
+	}
+	var probes []probe
+	for _, o := range all {
+		probes = append(probes, probe{o.String(), func() (reading, error) {
+			var values reading
+			busy, number, err := sent.busy(rdb, 1, func() (err error) {
+				values, err = crowd{64, 1}.ask(o.keyed, []string{o.key}, crowdLasts, true)
+				return err
+			})
+			if err != nil {
+				return nil, err
+			}
+			decisions := values[perSecond] * values[crowdSeconds]
+			return reading{busyCrowd: busy / decisions, commandsCrowd: number / decisions}, nil
+		}})
+	}
+	return r.measure(rounds, 1, probes)
+}
+
+// sent counts the commands that a client sends, by their names.
+type sent struct {
+	mu    sync.Mutex
+	names map[string]int
+}
+
+func newSent() *sent { return &sent{names: make(map[string]int)} }
+
+func (s *sent) count(cmds ...redis.Cmder) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, cmd := range cmds {
+		s.names[cmd.Name()]++
+	}
+}
+
+// DialHook implements redis.Hook.
+func (s *sent) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+// ProcessHook implements redis.Hook.
+func (s *sent) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		s.count(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+// ProcessPipelineHook implements redis.Hook.
+func (s *sent) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		s.count(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+// busy is the server's µs for each of n decisions, and the commands. What a script calls is in the script's time, and
+// once more by its name: of the other commands as many count as were sent, at their mean time.
+func (s *sent) busy(rdb client, n int, decide func() error) (busy, number float64, err error) {
 	ctx := context.Background()
 	if err := rdb.ConfigResetStat(ctx).Err(); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	if err := repeat(ctx, c, serverCalls, want); err != nil {
-		return 0, err
+	s.mu.Lock()
+	clear(s.names)
+	s.mu.Unlock()
+	if err := decide(); err != nil {
+		return 0, 0, err
 	}
 	info, err := rdb.Info(ctx, "commandstats").Result()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	field := infoField(info, "cmdstat_evalsha")
-	var calls, usec int
-	if _, err := fmt.Sscanf(field, "calls=%d,usec=%d,", &calls, &usec); err != nil {
-		return 0, fmt.Errorf("commandstats of EVALSHA %q: %w", field, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for line := range strings.Lines(info) {
+		name, rest, found := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":")
+		if !found {
+			continue
+		}
+		var calls, usec int
+		if _, err := fmt.Sscanf(rest, "calls=%d,usec=%d,", &calls, &usec); err != nil {
+			return 0, 0, fmt.Errorf("commandstats %q: %w", line, err)
+		}
+		times := s.names[name]
+		if name == "evalsha" || name == "eval" { // no script calls a script
+			times = calls
+		}
+		busy += float64(usec) / float64(calls) * float64(times)
+		number += float64(times)
 	}
-	if calls != serverCalls {
-		return 0, fmt.Errorf("%d calls of EVALSHA for %d decisions", calls, serverCalls)
-	}
-	return float64(usec) / serverCalls, nil
+	return busy / float64(n), number / float64(n), nil
 }

@@ -32,10 +32,13 @@ func (s series) over(peer series) series {
 
 // interleave lets the works take turns, many times, each a little at a time, and another one first each time: what
 // the machine does meanwhile then meets all of them alike.
-func interleave(turns int, works ...func() error) error {
+func interleave(turns int, works ...func() error) error { return interleaveFrom(0, turns, works...) }
+
+// interleaveFrom does so from the turn of one of the works on.
+func interleaveFrom(first, turns int, works ...func() error) error {
 	for turn := range turns {
 		for i := range works {
-			if err := works[(turn+i)%len(works)](); err != nil {
+			if err := works[(first+turn+i)%len(works)](); err != nil {
 				return err
 			}
 		}

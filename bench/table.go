@@ -3,10 +3,11 @@ package main
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 )
 
-// A row compares Headgate with a peer in one quantity, of which less is better.
+// A row compares Headgate with a peer in one quantity.
 type row struct {
 	name       string
 	unit       string
@@ -14,62 +15,140 @@ type row struct {
 	bar        bar
 }
 
-// A bar is the most that is accepted, in the ratio to the peer or in Headgate's own value.
+// A bar is what is aimed at, in the ratio to the peer or in Headgate's own value.
 type bar struct {
-	most float64 // zero: there is no bar
+	most float64 // of a ratio, zero: there is no bar
 	kind barKind
 }
 
 type barKind int
 
 const (
-	ratio barKind = iota
-	value
+	ratio   barKind = iota // at most, to the peer
+	value                  // at most, of its own
+	atLeast                // to the peer; more is better
 )
 
-func printTable(peer, ours string, rows []row) {
-	fmt.Printf("| | %s | %s | ratio (quartiles) | bar | |\n|---|--:|--:|--:|--:|---|\n", peer, ours)
+// pairTable is a table of rows that compare the same two.
+func pairTable(peer, ours string, rows []row) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| | %s | %s | ratio (quartiles) | bar | |\n|---|--:|--:|--:|--:|---|\n", peer, ours)
 	for _, r := range rows {
-		ratios := r.ours.over(r.peer)
 		limit, verdict := r.judge()
-		fmt.Printf("| %s | %s | %s | %s | %s | %s |\n",
-			r.name, quantity(r.peer.median(), r.unit), quantity(r.ours.median(), r.unit), spread(ratios), limit, verdict)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.name,
+			amount(r.peer.median(), r.unit), amount(r.ours.median(), r.unit), spread(r.ours.over(r.peer)), limit, verdict)
 	}
-	fmt.Println()
+	return b.String()
 }
+
+// met is how a verdict says so.
+const met = "ok"
 
 // judge says what the bar is and whether it is met.
 func (r row) judge() (limit, verdict string) {
-	if r.bar.most == 0 {
-		return "", ""
-	}
 	got := r.ours.over(r.peer).median()
-	limit = fmt.Sprintf("≤ %.2f", r.bar.most)
-	if r.bar.kind == value {
-		got = r.ours.median()
-		limit = "≤ " + quantity(r.bar.most, r.unit)
+	ok := got <= r.bar.most
+	switch {
+	case r.bar.kind == value:
+		ok = r.ours.median() <= r.bar.most
+		limit = "≤ " + amount(r.bar.most, r.unit)
+	case r.bar.kind == atLeast:
+		ok = got >= r.bar.most
+		limit = fmt.Sprintf("≥ %v", r.bar.most)
+	case r.bar.most == 0:
+		return "", ""
+	default:
+		limit = fmt.Sprintf("≤ %.2f", r.bar.most)
 	}
-	if got <= r.bar.most {
-		return limit, "ok"
+	if ok {
+		return limit, met
 	}
 	return limit, "NOT MET"
 }
 
-func quantity(v float64, unit string) string {
-	digits := 2
-	if v >= 100 || v == math.Trunc(v) {
-		digits = 0
-	} else if v >= 10 {
-		digits = 1
+func amount(v float64, unit string) string { return strings.TrimSpace(number(v) + " " + unit) }
+
+// number shows as many digits as mean something.
+func number(v float64) string {
+	switch size := math.Abs(v); {
+	case math.IsNaN(v) || math.IsInf(v, 0):
+		return "–"
+	case v == math.Trunc(v) && size < 1000:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case size >= 10_000: // three digits
+		unit := math.Pow(10, math.Floor(math.Log10(size))-2)
+		return grouped(int64(math.Round(v/unit) * unit))
+	case size >= 100:
+		return grouped(int64(math.Round(v)))
+	case size >= 10:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	case size >= 0.1:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	default:
+		return strconv.FormatFloat(v, 'g', 2, 64)
 	}
-	return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, unit))
+}
+
+// grouped sets thousands apart.
+func grouped(n int64) string {
+	if n < 0 {
+		return "-" + grouped(-n)
+	}
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// count says how many of something there are.
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return grouped(int64(n)) + " " + what
 }
 
 // spread shows the median and the quartiles. There is no ratio to a peer that has nothing.
-func spread(ratios series) string {
-	m := ratios.median()
+func spread(s series) string {
+	if len(s) == 0 {
+		return "–"
+	}
+	m := s.median()
 	if math.IsNaN(m) || math.IsInf(m, 0) {
 		return "–"
 	}
-	return fmt.Sprintf("%.2f (%.2f–%.2f)", m, ratios.quantile(0.25), ratios.quantile(0.75))
+	low, high := number(s.quantile(0.25)), number(s.quantile(0.75))
+	if low == high {
+		return number(m)
+	}
+	return fmt.Sprintf("%s (%s–%s)", number(m), low, high)
+}
+
+// A column of a table of contenders.
+type column struct {
+	title string
+	of    quantity
+}
+
+// table shows contenders, each with the medians and quartiles of its rounds. Who was not measured has no row.
+func (r results) table(contenders []string, columns ...column) string {
+	var b strings.Builder
+	b.WriteString("| |")
+	for _, c := range columns {
+		b.WriteString(" " + c.title + " |")
+	}
+	b.WriteString("\n|---|" + strings.Repeat("--:|", len(columns)) + "\n")
+	for _, who := range contenders {
+		line, measured := "| "+who+" |", false
+		for _, c := range columns {
+			s := r[c.of][who]
+			line += " " + spread(s) + " |"
+			measured = measured || len(s) > 0
+		}
+		if measured {
+			b.WriteString(line + "\n")
+		}
+	}
+	return b.String()
 }

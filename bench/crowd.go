@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+)
+
+// What is measured of many callers at once.
+const (
+	perSecond    quantity = "decisions a second, all callers together"
+	callerP50    quantity = "a caller's p50, µs"
+	callerP99    quantity = "a caller's p99, µs"
+	gaveUp       quantity = "calls that failed, %"
+	crowdSeconds quantity = "seconds"
+)
+
+// crowdLasts is how long a crowd asks.
+const crowdLasts = 150 * time.Millisecond
+
+// A crowd is callers who each ask again and again, each time for any of the keys.
+type crowd struct{ callers, keys int }
+
+func (c crowd) String() string {
+	return fmt.Sprintf("%s, %s", count(c.callers, "caller"), count(c.keys, "key"))
+}
+
+// limit is one that makes all keys of a crowd stay where it has many of them: by an idle key's TTL, which is the time of
+// the permits charged.
+func (c crowd) limit() limit {
+	if c.keys > 1 {
+		return lasting
+	}
+	return allowed
+}
+
+// The crowds are those that the rows and the pictures speak of.
+var (
+	crowdsByCallers = []crowd{{1, 1}, {8, 1}, {64, 1}, {256, 1}, {1024, 1}}
+	crowdsByKeys    = []crowd{{64, 1}, {64, 100}, {64, 10_000}, {64, 1_000_000}}
+	crowdOfAll      = crowd{256, 10_000}
+)
+
+// manyKeys takes long to make: only Headgate and redis_rate do.
+const manyKeys = 1_000_000
+
+// throughput measures crowds.
+func throughput(rdb client, rounds int, r results) error {
+	points := append(slices.Clone(crowdsByCallers), crowdOfAll)
+	for _, c := range crowdsByKeys {
+		if c.keys > 1 && c.keys < manyKeys {
+			points = append(points, c)
+		}
+	}
+	for _, c := range points {
+		all, err := open(rdb, c.limit(), inCrowds())
+		if err != nil {
+			return err
+		}
+		if err := c.measure(rounds, r, all, users(c.keys)); err != nil {
+			return err
+		}
+	}
+	return manyKeysThroughput(rdb, rounds, r)
+}
+
+// measure measures one crowd of each.
+func (c crowd) measure(rounds int, r results, all []opened, keys []string) error {
+	var probes []probe
+	for _, o := range all {
+		probes = append(probes, probe{o.String(), func() (reading, error) {
+			return c.ask(o.keyed, keys, crowdLasts, true)
+		}}.at(c.String()))
+	}
+	if err := r.measure(rounds, 1, probes); err != nil {
+		return fmt.Errorf("%v: %w", c, err)
+	}
+	return nil
+}
+
+// users are the keys of n users.
+func users(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = user(i)
+	}
+	return keys
+}
+
+func inCrowds() (some []contender) {
+	for _, c := range contenders() {
+		if !c.lone {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+// deniedCrowd asks for what there is none of.
+var deniedCrowd = crowd{64, 1}
+
+const denied quantity = "refusals a second, hot key, 64 callers"
+
+// refusals measures a crowd that is refused again and again.
+func refusals(rdb client, rounds int, r results) error {
+	all, err := open(rdb, refused, inCrowds())
+	if err != nil {
+		return err
+	}
+	var probes []probe
+	for _, o := range all {
+		if err := once(context.Background(), o.keyed(o.key), true); err != nil { // all that there is
+			return fmt.Errorf("%v: %w", o, err)
+		}
+		probes = append(probes, probe{o.String(), func() (reading, error) {
+			values, err := deniedCrowd.ask(o.keyed, []string{o.key}, crowdLasts, false)
+			return reading{denied: values[perSecond]}, err
+		}})
+	}
+	return r.measure(rounds, 1, probes)
+}
+
+// ask has the callers ask for a while. All must get the answer that the row is about.
+func (c crowd) ask(k keyed, keys []string, lasts time.Duration, want bool) (reading, error) {
+	type asked struct {
+		waits  []time.Duration
+		gaveUp int
+		err    error
+	}
+	all := make([]asked, c.callers)
+	var callers sync.WaitGroup
+	start := make(chan struct{})
+	var began time.Time
+	for i := range all {
+		callers.Go(func() {
+			a := &all[i]
+			a.waits = make([]time.Duration, 0, 256)
+			of := k(keys[0])
+			<-start
+			for now := began; now.Sub(began) < lasts; {
+				if len(keys) > 1 {
+					of = k(keys[rand.IntN(len(keys))])
+				}
+				switch err := once(context.Background(), of, want); {
+				case errors.Is(err, errGaveUp):
+					a.gaveUp++
+				case err != nil:
+					a.err = err
+					return
+				}
+				then := now
+				now = time.Now()
+				a.waits = append(a.waits, now.Sub(then))
+			}
+		})
+	}
+	began = time.Now()
+	close(start)
+	callers.Wait()
+	took := time.Since(began)
+	var waits []time.Duration
+	failed := 0
+	for _, a := range all {
+		if a.err != nil {
+			return nil, a.err
+		}
+		waits, failed = append(waits, a.waits...), failed+a.gaveUp
+	}
+	slices.Sort(waits)
+	return reading{
+		perSecond:    float64(len(waits)-failed) / took.Seconds(),
+		crowdSeconds: took.Seconds(),
+		callerP50:    micros(waits[len(waits)/2]),
+		callerP99:    micros(waits[len(waits)*99/100]),
+		gaveUp:       100 * float64(failed) / float64(len(waits)),
+	}, nil
+}

@@ -11,7 +11,7 @@ import (
 // A Limiter gives out the permits of one limit: an algorithm with its parameters, bound to one key of a store. All
 // limiters with the same store, prefix, key and algorithm share that limit, in whatever process they are.
 //
-// A Limiter is immutable, safe for concurrent use, and needs no closing.
+// A Limiter is immutable, safe for concurrent use, and needs no closing unless an option says so: see Close.
 type Limiter struct {
 	store  Store
 	plan   *plan   // nil for one whose terms are in the store:
@@ -24,6 +24,10 @@ type Limiter struct {
 	observer
 	prefix  string
 	maxWait time.Duration // negative: no bound
+
+	fallsBack    bool // an option asked for it:
+	fallback     Fallback
+	storeTimeout time.Duration // 0: by default
 }
 
 // New makes a limiter. It makes no call to the store.
@@ -44,6 +48,9 @@ func New(store Store, key string, algorithm algos.Algorithm, opts ...Option) (*L
 	}
 	l.plan.observer = l.observer
 	l.key = storedKey(l.prefix, l.path, l.plan.rule.Suffix())
+	if err := l.fallBack(store); err != nil {
+		return nil, err
+	}
 	return l, nil
 }
 
@@ -158,6 +165,16 @@ func (l *Limiter) reset(ctx context.Context) error {
 		return err
 	}
 	return l.store.reset(ctx, l.stateKey(p))
+}
+
+// Close ends what the options of New have the limiter do in the background, for those that For made of it too; it may be
+// called more than once, and on any of them. A limiter whose options say nothing of Close need not be closed, and goes on
+// as before. The context bounds how long Close waits.
+func (l *Limiter) Close(ctx context.Context) error {
+	if l.store == nil {
+		return invalidf("the limiter was not made by New")
+	}
+	return l.store.close(ctx)
 }
 
 // usable tells what keeps a call from being made at all.

@@ -37,6 +37,8 @@ type entry struct {
 
 func (m *memoryStore) source() Source { return SourceMemory }
 
+func (m *memoryStore) close(context.Context) error { return nil }
+
 func (m *memoryStore) now() int64 {
 	return m.base.UnixMicro() + time.Since(m.base).Microseconds()
 }

@@ -19,6 +19,8 @@ type Store interface {
 	reset(ctx context.Context, key string) error
 	// terms reads or changes the terms kept at key. It returns what terms.lua replies.
 	terms(ctx context.Context, key string, change change) (text string, changed bool, err error)
+	// close ends what the store does for one limiter alone.
+	close(ctx context.Context) error
 	source() Source
 }
 
@@ -35,10 +37,11 @@ type grant struct {
 // A plan is what all limiters of one New share: the rule, and what the Redis store sends for it.
 type plan struct {
 	observer
-	rule   algos.Rule
-	script driver.Script
-	sha1   any                    // the script's, as an argument, boxed once
-	params atomic.Pointer[params] // the rule's parameters too, as they were last needed
+	algorithm algos.Algorithm
+	rule      algos.Rule
+	script    driver.Script
+	sha1      any                    // the script's, as an argument, boxed once
+	params    atomic.Pointer[params] // the rule's parameters too, as they were last needed
 
 	// Of limiters whose terms are in the store:
 	shared *shared // nil for other limiters
@@ -63,7 +66,7 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{rule: rule}
+	p := &plan{algorithm: algorithm, rule: rule}
 	if p.script, err = driver.NewScript(rule); err != nil {
 		return nil, err
 	}

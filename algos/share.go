@@ -26,8 +26,11 @@ func Share(algorithm Algorithm, part, of int) (Algorithm, error) {
 		return nil, fmt.Errorf("%w: a share of %d/%d; it must be above 0 and at most 1, and the denominator at most %d", ErrInvalid, part, of, maxShares)
 	}
 	rule, err := algorithm.Rule()
-	if err != nil || part == of {
-		return algorithm, err
+	if err != nil {
+		return nil, err
+	}
+	if part == of {
+		return algorithm, nil
 	}
 	s := share{int64(part), int64(of)}
 	shared, err := s.of(algorithm, rule)

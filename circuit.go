@@ -45,6 +45,9 @@ type circuit struct {
 	mu    sync.Mutex
 	stop  context.CancelFunc // ends the prober; nil if there is none
 	ended chan struct{}      // closed when the last prober has ended
+
+	news    []func() // for the hook and the logger, which may use a limiter themselves, and so are told outside mu, in order
+	telling bool
 }
 
 // An outage lasts from when Redis is found not to answer until it does.
@@ -53,7 +56,7 @@ type outage struct {
 	err    error  // of calls that are not made meanwhile
 	prefix string // of the keys
 	over   chan struct{}
-	end    func(Outcome) // the hook's; may be nil
+	end    func(Outcome) // the hook's, once it was told; may be nil
 }
 
 // join counts a limiter, and leave forgets it. When the last one leaves, the prober ends; leave waits for that.
@@ -66,11 +69,12 @@ func (c *circuit) leave(ctx context.Context) error {
 	c.mu.Lock()
 	c.failures.Store(0)
 	if o := c.outage.Swap(nil); o != nil {
-		o.finish()
+		c.finish(o)
 	}
 	c.rest()
 	ended := c.ended
 	c.mu.Unlock()
+	c.tell()
 	if ended == nil {
 		return nil
 	}
@@ -119,14 +123,16 @@ func (c *circuit) answered() {
 		return
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if o := c.outage.Swap(nil); o != nil {
 		c.rest()
-		o.finish()
+		c.finish(o)
 		if c.logger != nil {
-			c.logger.Info("headgate: Redis answers again", "out_for", time.Since(o.since))
+			lasted := time.Since(o.since)
+			c.news = append(c.news, func() { c.logger.Info("headgate: Redis answers again", "out_for", lasted) })
 		}
 	}
+	c.mu.Unlock()
+	c.tell()
 }
 
 // failed counts a call that failed, or that somebody has waited for in vain. If there are several and Redis has answered
@@ -136,30 +142,52 @@ func (c *circuit) failed(told observer, key string, cause error, unanswered time
 		return
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	now := time.Now()
 	asked := c.asked.Load()
-	if c.outage.Load() != nil || !c.watched() || asked == 0 || now.UnixNano()-asked < int64(unanswered) {
-		return
+	if c.outage.Load() == nil && c.watched() && asked != 0 && now.UnixNano()-asked >= int64(unanswered) {
+		c.open(now, told, key, redact(cause, key))
 	}
-	cause = redact(cause, key)
-	o := &outage{since: now, err: fmt.Errorf("%w: %w", errOut, cause), prefix: prefixOf(key), over: make(chan struct{})}
-	c.outage.Store(o) // before a hook or a logger that asks the limiter itself
-	if told.hook != nil {
-		_, o.end = told.tell(context.Background(), Operation{Verb: VerbOutage})
-	}
-	c.used.Store(now.UnixNano())
-	c.look(o)
-	if c.logger != nil {
-		c.logger.Warn("headgate: Redis is out", "cause", cause.Error())
-	}
+	c.mu.Unlock()
+	c.tell()
 }
 
-// finish tells those who wait for it, and the hook.
-func (o *outage) finish() {
+// open begins an outage. Under mu.
+func (c *circuit) open(now time.Time, told observer, key string, cause error) {
+	o := &outage{since: now, err: fmt.Errorf("%w: %w", errOut, cause), prefix: prefixOf(key), over: make(chan struct{})}
+	c.outage.Store(o)
+	c.used.Store(now.UnixNano())
+	c.look(o)
+	c.news = append(c.news, func() {
+		if told.hook != nil {
+			_, o.end = told.tell(context.Background(), Operation{Verb: VerbOutage})
+		}
+		if c.logger != nil {
+			c.logger.Warn("headgate: Redis is out", "cause", cause.Error())
+		}
+	})
+}
+
+// finish ends an outage for those who wait for that. Under mu.
+func (c *circuit) finish(o *outage) {
 	close(o.over)
-	if o.end != nil {
-		o.end(Outcome{Err: o.err})
+	c.news = append(c.news, func() {
+		if o.end != nil {
+			o.end(Outcome{Err: o.err})
+		}
+	})
+}
+
+// tell tells the news, unless somebody is at it.
+func (c *circuit) tell() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.news) > 0 && !c.telling {
+		next := c.news[0]
+		c.news, c.telling = c.news[1:], true
+		c.mu.Unlock()
+		next()
+		c.mu.Lock()
+		c.telling = false
 	}
 }
 

@@ -509,7 +509,8 @@ func TestWaitersAreServedWhenRedisIsBack(t *testing.T) {
 }
 
 func TestBadFallbacks(t *testing.T) {
-	store := headgate.Redis(redis.NewClient(&redis.Options{}))
+	rdb, _ := faulty(t)
+	store := headgate.Redis(rdb)
 	for _, share := range []float64{0, -1, 1.01, 1.0 / 20_000, math.NaN(), math.Inf(1)} {
 		_, err := headgate.New(store, "k", anyBucket, headgate.WithFallback(headgate.Local(share)))
 		if !errors.Is(err, headgate.ErrInvalid) {

@@ -159,3 +159,13 @@ func closing(t *testing.T, l *headgate.Limiter) {
 		t.Errorf("Close: %v", err)
 	}
 }
+
+// slogger is a logger that calls a function for each line.
+func slogger(f func()) *slog.Logger { return slog.New(slog.NewTextHandler(writer(f), nil)) }
+
+type writer func()
+
+func (w writer) Write(line []byte) (int, error) {
+	w()
+	return len(line), nil
+}

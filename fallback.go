@@ -207,16 +207,17 @@ func (f *fallback) within(ctx context.Context) (context.Context, context.CancelF
 // failure is an error that means that Redis is out, nil for all others.
 func (f *fallback) failure(ctx, within context.Context, key string, err error) *StoreError {
 	failure, ok := errors.AsType[*StoreError](err)
-	switch {
-	case !ok || ctx.Err() != nil:
+	if !ok || ctx.Err() != nil {
 		return nil
-	case isOutage(failure.Err):
-		return failure
-	case within.Err() != nil && errors.Is(failure.Err, context.DeadlineExceeded):
+	}
+	if within.Err() != nil && !isOutage(failure.Err) && errors.Is(failure.Err, context.DeadlineExceeded) {
 		f.circuit.failed(f.observer, key, errSlow, max(f.timeout, silence))
 		return &StoreError{Op: failure.Op, Unknown: failure.Unknown, Err: errSlow}
 	}
-	return nil
+	if !isOutage(failure.Err) {
+		return nil
+	}
+	return failure
 }
 
 // without decides without Redis, or returns why Redis did not.

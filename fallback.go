@@ -169,7 +169,8 @@ func (f *fallback) decide(ctx context.Context, p *plan, key string, request driv
 	within, done := f.within(ctx)
 	defer done()
 	g, err := f.Store.decide(within, p, key, request, life)
-	if failure := f.failure(ctx, within, key, err); failure != nil {
+	if failure := f.failure(within, err); failure != nil && ctx.Err() == nil {
+		f.noteSlow(key, failure)
 		return f.without(ctx, p, key, request, failure)
 	}
 	return g, err
@@ -186,7 +187,8 @@ func (f *fallback) terms(ctx context.Context, key string, c change) (text string
 	within, done := f.within(ctx)
 	defer done()
 	text, changed, err = f.Store.terms(within, key, c)
-	if failure := f.failure(ctx, within, key, err); failure != nil {
+	if failure := f.failure(within, err); failure != nil && ctx.Err() == nil {
+		f.noteSlow(key, failure)
 		return "", false, failure
 	}
 	return text, changed, err
@@ -204,20 +206,25 @@ func (f *fallback) within(ctx context.Context) (context.Context, context.CancelF
 	return context.WithTimeout(ctx, limit)
 }
 
-// failure is an error that means that Redis is out, nil for all others.
-func (f *fallback) failure(ctx, within context.Context, key string, err error) *StoreError {
+// failure is an error that means that Redis is out, if the caller's own context has not ended; nil for all others.
+func (*fallback) failure(within context.Context, err error) *StoreError {
 	failure, ok := errors.AsType[*StoreError](err)
-	if !ok || ctx.Err() != nil {
+	switch {
+	case !ok:
 		return nil
-	}
-	if within.Err() != nil && !isOutage(failure.Err) && errors.Is(failure.Err, context.DeadlineExceeded) {
-		f.circuit.failed(f.observer, key, errSlow, max(f.timeout, silence))
+	case isOutage(failure.Err):
+		return failure
+	case errors.Is(failure.Err, context.DeadlineExceeded) && within.Err() != nil:
 		return &StoreError{Op: failure.Op, Unknown: failure.Unknown, Err: errSlow}
 	}
-	if !isOutage(failure.Err) {
-		return nil
+	return nil
+}
+
+// noteSlow tells the circuit of a call that nobody waited for any longer; of others it has heard.
+func (f *fallback) noteSlow(key string, failure *StoreError) {
+	if errors.Is(failure.Err, errSlow) {
+		f.circuit.failed(f.observer, key, errSlow, max(f.timeout, silence))
 	}
-	return failure
 }
 
 // without decides without Redis, or returns why Redis did not.

@@ -31,7 +31,12 @@ const (
 	SourceRemembered Source = "remembered"
 	// SourceLease is of permits that the process had taken before: see WithLease.
 	SourceLease Source = "lease"
+	SourceLocal  Source = "local" // in process, by its share of the limit: see Local
+	SourceOpen   Source = "open"  // by nobody: it was admitted without being counted: see FailOpen
 )
+
+// Degraded tells whether Redis was out, and a Fallback decided.
+func (s Source) Degraded() bool { return s == SourceLocal || s == SourceOpen }
 
 // Throttle is the decision as redis-cell's CL.THROTTLE reports it: limited is 1 if the request was refused, 0 if not;
 // capacity and left are permits; retryAfter is in how many seconds the same request would be admitted, -1 if it was

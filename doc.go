@@ -29,4 +29,9 @@
 // once. What was reserved and not used can be given back. A limiter that is as new keeps nothing in the store.
 //
 // Memory gives the same answers as Redis, also in the virtual time of testing/synctest.
+//
+// # Without Redis
+//
+// When Redis does not answer, a call returns a *StoreError, or what WithFallback says: FailOpen, KeepWaiting, or Local,
+// which decides in process by a share of the limit. Each decision's Source tells who made it.
 package headgate

@@ -71,12 +71,18 @@ type StoreError struct {
 
 // Error implements error.
 func (e *StoreError) Error() string {
-	outcome := "it changed nothing"
+	text := "it changed nothing"
 	if e.Unknown {
-		outcome = "it is unknown whether it was carried out"
+		text = "it is unknown whether it was carried out"
 	}
-	return fmt.Sprintf("headgate: store: %s: %v (%s)", e.Op, e.Err, outcome)
+	if remedy := remedy(e.Err); remedy != "" {
+		text += "; " + remedy
+	}
+	return fmt.Sprintf("headgate: store: %s: %v (%s)", e.Op, e.Err, text)
 }
+
+// Is makes errors.Is(err, ErrMisconfigured) hold where that is so.
+func (e *StoreError) Is(target error) bool { return target == ErrMisconfigured && remedy(e.Err) != "" }
 
 // Unwrap returns the cause, so that errors.Is finds context.DeadlineExceeded for instance.
 func (e *StoreError) Unwrap() error { return e.Err }
@@ -113,6 +119,9 @@ func neverRan(err error) bool {
 		return true
 	}
 	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
+		return true
+	}
+	if remedy(err) == remedyTLS {
 		return true
 	}
 	return errors.Is(err, errDates) || errors.Is(err, errUnsent) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed)

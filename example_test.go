@@ -158,3 +158,25 @@ func ExampleRedis() {
 		}
 	}
 }
+
+// While Redis is out, each of four processes admits its quarter of the limit.
+func ExampleWithFallback() {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1}) // where no Redis is
+	defer client.Close()
+	limiter, err := headgate.New(headgate.Redis(client), "vendor", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 8},
+		headgate.WithFallback(headgate.Local(0.25)))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := context.Background()
+	defer limiter.Close(ctx)
+	for range 3 {
+		d, err := limiter.Allow(ctx)
+		fmt.Println(d.Allowed, d.Limit, d.Source, err)
+	}
+	// Output:
+	// true 2 local <nil>
+	// true 2 local <nil>
+	// false 2 local <nil>
+}

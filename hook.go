@@ -38,7 +38,9 @@ type Verb string
 
 // The operations that a Hook sees. A Sleep happens within a Wait, or is the Wait of a Reservation. A Cancel happens
 // within either where its context ends. A Call is a script that Redis runs for any of the others; it happens within the
-// only one that it is for, and otherwise has links to them. It may outlast a caller who leaves. The others stand alone.
+// only one that it is for, and otherwise has links to them. It may outlast a caller who leaves. An Outage begins when Redis
+// is found out by a limiter that falls back, which stands for all others of its Store, and ends when Redis is asked again,
+// on whatever goroutine; its error is why. The others stand alone.
 const (
 	VerbAllow   Verb = "allow"
 	VerbReserve Verb = "reserve"
@@ -48,6 +50,7 @@ const (
 	VerbCancel  Verb = "cancel"
 	VerbReset   Verb = "reset"
 	VerbCall    Verb = "call"
+	VerbOutage  Verb = "outage"
 
 	// Of a Shared limiter:
 	VerbTrySetRate  Verb = "try_set_rate"

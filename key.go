@@ -38,6 +38,12 @@ func storedKey(prefix, path, suffix string) string {
 	return prefix + ":{" + shorten(path) + "}:" + suffix
 }
 
+// prefixOf is the prefix of a stored key.
+func prefixOf(key string) string {
+	prefix, _, _ := strings.Cut(key, ":{")
+	return prefix
+}
+
 func shorten(path string) string {
 	if len(path) > maxPath {
 		sum := sha256.Sum256([]byte(path))

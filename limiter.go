@@ -11,7 +11,7 @@ import (
 // A Limiter gives out the permits of one limit: an algorithm with its parameters, bound to one key of a store. All
 // limiters with the same store, prefix, key and algorithm share that limit, in whatever process they are.
 //
-// A Limiter is immutable and safe for concurrent use. It needs no closing unless it was made WithLease.
+// A Limiter is immutable, safe for concurrent use, and needs no closing unless an option says so: see Close.
 type Limiter struct {
 	store  Store
 	plan   *plan   // nil for one whose terms are in the store:
@@ -25,6 +25,10 @@ type Limiter struct {
 	prefix  string
 	maxWait time.Duration // negative: no bound
 	lease   int           // permits taken at a time; 0: as many as are asked for
+
+	fallsBack    bool // an option asked for it:
+	fallback     Fallback
+	storeTimeout time.Duration // 0: by default
 }
 
 // New makes a limiter. It makes no call to the store.
@@ -48,6 +52,9 @@ func New(store Store, key string, algorithm algos.Algorithm, opts ...Option) (*L
 		return nil, err
 	}
 	l.key = storedKey(l.prefix, l.path, l.plan.rule.Suffix())
+	if err := l.fallBack(store); err != nil {
+		return nil, err
+	}
 	return l, nil
 }
 
@@ -88,16 +95,6 @@ func (l *Limiter) lend() error {
 		l.store = newLender(redis, l.plan, rule, int64(l.lease))
 	}
 	return nil
-}
-
-// Close gives back what the limiter and those of For hold: see WithLease. They can still be used, and then hold nothing.
-// A limiter without such options needs no closing. The context bounds the call; the error is its own or a *StoreError, and
-// what could not be given back drains as if it had been used.
-func (l *Limiter) Close(ctx context.Context) error {
-	if err := l.usable(ctx); err != nil {
-		return err
-	}
-	return l.store.close(ctx)
 }
 
 // For returns a limiter with the same algorithm and options and a key of its own, made of this limiter's key and the
@@ -189,6 +186,17 @@ func (l *Limiter) reset(ctx context.Context) error {
 		return err
 	}
 	return l.store.reset(ctx, l.stateKey(p))
+}
+
+// Close gives back what the limiter holds, and ends what the options of New have it do in the background, for those that For
+// made of it too; it may be called more than once, and on any of them. The limiter can still be used, as one without such
+// options. One whose options say nothing of Close need not be closed. The context bounds how long Close waits; the error is
+// its own or a *StoreError, and what could not be given back drains as if it had been used.
+func (l *Limiter) Close(ctx context.Context) error {
+	if l.store == nil {
+		return invalidf("the limiter was not made by New")
+	}
+	return l.store.close(ctx)
 }
 
 // usable tells what keeps a call from being made at all.

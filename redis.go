@@ -2,7 +2,9 @@ package headgate
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -30,6 +32,7 @@ func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
 	}
 	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}, outbox: outbox{client: client}}
 	s.lines.serve = s.serve
+	s.circuit.probe = s.probe
 	for _, opt := range opts {
 		if opt != nil {
 			opt(s)
@@ -56,11 +59,18 @@ func Unbatched() RedisOption {
 	return func(s *redisStore) { s.lines.calls, s.outbox.alone = nil, true }
 }
 
+// WithLogger has told when Redis is out, as a warning, and when it answers again. Decisions are not logged, and no text
+// holds a key. Only limiters with WithFallback or WithStoreTimeout know of outages. For nil, as without it, nothing is.
+func WithLogger(logger *slog.Logger) RedisOption {
+	return func(s *redisStore) { s.circuit.logger = logger }
+}
+
 type redisStore struct {
 	client  redis.UniversalClient
 	lines   lines
 	outbox  outbox
-	denials *denials     // nil if none are remembered
+	denials *denials // nil if none are remembered
+	circuit circuit
 	now     func() int64 // nil for the server's clock
 	ahead   atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
 }
@@ -73,6 +83,9 @@ func (s *redisStore) source() Source { return SourceRedis }
 func (s *redisStore) close(context.Context) error { return nil }
 
 func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, _ uint64) (grant, error) {
+	if o := s.circuit.outage.Load(); o != nil && request.Cost < 0 { // clean-up is not worth waiting for
+		return grant{}, &StoreError{Op: "give back", Err: o.err}
+	}
 	at := line{p, key}
 	known, reply := s.denials.refuse(at, request)
 	if reply.Wait < 0 {
@@ -96,12 +109,16 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 // call runs the script once, for all requests in their order, and returns the integers of its replies. A second attempt
 // follows only where the first proves that nothing ran, or answers that nothing was done because this machine's clock is
 // wrong: parameters that are dates then follow the server's. The hook is told of the callers that share the call.
-func (s *redisStore) call(ctx context.Context, at line, requests []driver.Request, callers []context.Context) ([]int64, error) {
+func (s *redisStore) call(ctx context.Context, at line, requests []driver.Request, callers []context.Context) (n []int64, err error) {
+	if s.circuit.watched() {
+		s.circuit.begin()
+		defer func() { s.circuit.end(ctx, at.plan.observer, at.key, err) }()
+	}
 	if slices.ContainsFunc(requests, func(r driver.Request) bool { return r.Cost < 0 }) {
 		defer s.denials.forget(at.key)
 	}
 	params := at.plan.paramsAt(s.ahead.Load())
-	n, err := s.send(ctx, at, params.args, requests, callers)
+	n, err = s.send(ctx, at, params.args, requests, callers)
 	if err == nil && len(n) == 1 && params.dated() && ctx.Err() == nil {
 		if s.now == nil { // a client's clock is what the caller wants it to be, and it is the limiter that is ahead
 			s.ahead.Store(n[0] - time.Now().UnixMicro())
@@ -242,6 +259,16 @@ func (s *redisStore) reset(ctx context.Context, key string) error {
 		return storeError("reset", key, err)
 	}
 	return nil
+}
+
+// probe asks Redis whether it serves, by writing a key of nobody's in whatever hash slot.
+func (s *redisStore) probe(ctx context.Context, prefix string) error {
+	_, err := bounded(ctx, func(ctx context.Context) (string, error) {
+		cmd := redis.NewStatusCmd(ctx, "set", storedKey(prefix, rand.Text(), "probe"), "", "px", 1)
+		_ = s.client.Process(ctx, once{cmd})
+		return cmd.Result()
+	})
+	return err
 }
 
 // bounded makes a call whose caller leaves when the context ends, whatever the client does: on another goroutine, where it

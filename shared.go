@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -42,6 +43,9 @@ func NewShared(store Store, key string, opts ...Option) (*Shared, error) {
 		return nil, invalidf("WithLease: permits cannot be held under parameters that may change")
 	}
 	l.shared = &shared{key: storedKey(l.prefix, l.path, "rate")}
+	if err := l.fallBack(store); err != nil {
+		return nil, err
+	}
 	return &Shared{*l}, nil
 }
 
@@ -186,7 +190,7 @@ func (l *Limiter) decideShared(ctx context.Context, n int, bound int64) (grant, 
 	for {
 		if p == nil {
 			if p, err = l.refresh(ctx); err != nil {
-				return grant{}, err
+				return l.unseen(n, bound, err)
 			}
 		}
 		g, err := l.decideBy(ctx, p, l.stateKey(p), n, bound)
@@ -227,7 +231,7 @@ func (s *shared) learn(text string, told observer) (*plan, error) {
 	mark, terms, _ := strings.Cut(text, " ")
 	algorithm, err := algos.ParseTerms(terms)
 	if err != nil { // it is not the caller's argument that is bad
-		return nil, &StoreError{Op: "terms", Err: errors.New(err.Error())}
+		return nil, &StoreError{Op: "terms", Err: fmt.Errorf("%w: %s", errTerms, err.Error())}
 	}
 	p, err := newPlan(algorithm)
 	if err != nil {
@@ -240,6 +244,9 @@ func (s *shared) learn(text string, told observer) (*plan, error) {
 	s.plan.Store(p)
 	return p, nil
 }
+
+// errTerms means that the stored parameters cannot be read.
+var errTerms = errors.New("the stored parameters are of no use")
 
 // giveBack has call give back what was granted by p, and does so by the plan that counts if that is another by now.
 func (p *plan) giveBack(call func(*plan) error) error {

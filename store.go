@@ -37,11 +37,12 @@ type grant struct {
 // A plan is what all limiters of one New share: the rule, and what the Redis store sends for it.
 type plan struct {
 	observer
-	rule   algos.Rule
-	script driver.Script
-	sha1   any                    // the script's, as an argument, boxed once
-	params atomic.Pointer[params] // the rule's parameters too, as they were last needed
-	counts bool                   // refusals too: none goes without saying
+	algorithm algos.Algorithm
+	rule      algos.Rule
+	script    driver.Script
+	sha1      any                    // the script's, as an argument, boxed once
+	params    atomic.Pointer[params] // the rule's parameters too, as they were last needed
+	counts    bool                   // refusals too: none goes without saying
 
 	// Of limiters whose terms are in the store:
 	shared *shared // nil for other limiters
@@ -66,7 +67,7 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{rule: rule}
+	p := &plan{algorithm: algorithm, rule: rule}
 	if denier, ok := rule.NewState().(algos.Denier); ok {
 		denier.Load(rule, 0)
 		p.counts = denier.Deny(1)

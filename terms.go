@@ -45,7 +45,11 @@ func (s *redisStore) terms(ctx context.Context, key string, c change) (text stri
 		}
 		return cmd.Result()
 	}
-	reply, err := bounded(ctx, func(ctx context.Context) ([]any, error) {
+	reply, err := bounded(ctx, func(ctx context.Context) (reply []any, err error) {
+		if s.circuit.watched() {
+			s.circuit.begin()
+			defer func() { s.circuit.end(ctx, c.observer, key, err) }()
+		}
 		return eval(ctx, scriptCall{observer: &c.observer, source: termsScript.Source}, args, run)
 	})
 	if err != nil && c.verb == VerbRate {

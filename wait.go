@@ -30,7 +30,21 @@ func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	return err
 }
 
+// wait is waitOnce, or as often as it takes until Redis answers.
 func (l *Limiter) wait(ctx context.Context, r *Reservation, n int) (d Decision, slept time.Duration, err error) {
+	f, ok := l.store.(*fallback)
+	if !ok || f.mode != keepWaiting {
+		return l.waitOnce(ctx, r, n, l.maxWait)
+	}
+	err = f.patiently(ctx, l.maxWait, func(most time.Duration) (err error) {
+		d, slept, err = l.waitOnce(ctx, r, n, most)
+		return err
+	})
+	return d, slept, err
+}
+
+// waitOnce waits for no slot further off than most, if that is not negative.
+func (l *Limiter) waitOnce(ctx context.Context, r *Reservation, n int, most time.Duration) (d Decision, slept time.Duration, err error) {
 	bound := time.Duration(math.MaxInt64)
 	deadline, limited := ctx.Deadline()
 	if limited {
@@ -38,13 +52,17 @@ func (l *Limiter) wait(ctx context.Context, r *Reservation, n int) (d Decision, 
 			return Decision{}, 0, context.DeadlineExceeded // the context is about to end
 		}
 	}
+	own := most >= 0 && most <= bound
+	if own {
+		bound = most
+	}
 	d, err = l.reserve(ctx, r, n, max(bound, 0))
 	if err == nil {
 		slept, err = r.await(ctx, nil)
 		return d, slept, err
 	}
 	if refusal, ok := errors.AsType[*DeniedError](err); ok {
-		refusal.deadline = limited && (l.maxWait < 0 || bound < l.maxWait) && bound < micros(r.grant.plan.rule.Horizon(int64(n)))
+		refusal.deadline = limited && !own && bound < micros(r.grant.plan.rule.Horizon(int64(n)))
 	}
 	return d, 0, err
 }

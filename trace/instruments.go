@@ -17,6 +17,8 @@ type instruments struct {
 	returned        metric.Int64Counter
 	wasted          metric.Int64Counter
 	limit           metric.Float64Gauge
+	degraded        metric.Int64Counter
+	outages         metric.Int64Counter
 	storeDuration   metric.Float64Histogram
 }
 
@@ -35,6 +37,8 @@ func newInstruments(meter metric.Meter) instruments {
 		limit: made[metric.Float64Gauge](noop.Float64Gauge{}, func() (metric.Float64Gauge, error) {
 			return meter.Float64Gauge(rowLimit.name, metric.WithUnit(rowLimit.unit), metric.WithDescription(rowLimit.meaning))
 		}),
+		degraded:      count(meter, rowDegraded),
+		outages:       count(meter, rowOutages),
 		storeDuration: durations(meter, rowStoreDuration),
 	}
 }

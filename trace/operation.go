@@ -44,8 +44,11 @@ func (t *telemetry) begin(ctx context.Context, op headgate.Operation) (context.C
 		o.chooseParent()
 	}
 	o.startSpan()
-	if op.Verb == headgate.VerbSleep {
+	switch op.Verb {
+	case headgate.VerbSleep:
 		o.countWaiter(1)
+	case headgate.VerbOutage:
+		o.countOutage()
 	}
 	return o.ctx, o.end
 }
@@ -130,6 +133,12 @@ func (o *operation) countWaiter(n int64) {
 	o.asleep = n > 0
 }
 
+// countOutage counts it when it begins, lest nobody hears of it before it has ended.
+func (o *operation) countOutage() {
+	defer rescue()
+	o.outages.Add(o.ctx, 1, o.series.get(labels{limiter: o.Limiter}).add...)
+}
+
 // measure adds the operation to the metrics. Their context has the span, for exemplars.
 func (o *operation) measure(out headgate.Outcome, took time.Duration) {
 	defer rescue()
@@ -167,6 +176,9 @@ func (o *operation) measureDecision(out headgate.Outcome, took time.Duration) {
 		l.errorType = errorType(out.Err)
 	}
 	these := o.series.get(l)
+	if l.source.Degraded() {
+		o.degraded.Add(o.ctx, 1, these.add...)
+	}
 	o.requests.Add(o.ctx, 1, these.add...)
 	if l.result != failed {
 		o.permits.Add(o.ctx, int64(o.Cost), these.add...)

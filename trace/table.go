@@ -70,7 +70,7 @@ var attributes = []attributeRow{
 	{keyOperation, "`allow`, `reserve`, `wait`", "the verb that was called"},
 	{keyCost, "permits", "how many were asked for, slept for or given back"},
 	{keyResult, "`acquired`, `denied`, `canceled`, `error`", "what came of it. A `peek` acquires nothing and tells what `allow` would have; a `cancel` or `reset` that was done has none"},
-	{keySource, "`redis`, `memory`, `lease`, `remembered`", "who decided: Redis, the store in memory, or the process by a lease or a denial that it remembers; absent if nobody did"},
+	{keySource, "`redis`, `memory`, `lease`, `remembered`, `local`, `open`", "who decided: Redis, the store in memory, or the process by a lease or a denial that it remembers; absent if nobody did. The last two are degraded: Redis was out, and the process decided by its share, or everything was admitted"},
 	{keyRemaining, "permits", "what one request is sure to be granted now"},
 	{keyRetryAfter, "s", "how long until the same request would be admitted"},
 	{keyDelay, "s", "how far ahead the slot was when it was granted; of a `sleep`, how long it was to last; of a `throttle`, how long the task stood in line, or after how long it is back at the latest"},
@@ -103,6 +103,8 @@ var spans = []spanRow{
 		[]attribute.Key{keyLimiter, keyAlgorithm, keyCost, keyResult, keyReturned, keyKey, semconv.ErrorTypeKey}},
 	{headgate.VerbReset, "reset {limiter}", trace.SpanKindInternal, "`Reset`",
 		[]attribute.Key{keyLimiter, keyAlgorithm, keyResult, keyKey, semconv.ErrorTypeKey}},
+	{headgate.VerbOutage, "outage {limiter}", trace.SpanKindInternal, "from when Redis is found out until it is asked again, of a limiter with `WithFallback`; one for all limiters of a store, by the one that found it out; under no other span",
+		[]attribute.Key{keyLimiter, keyResult, semconv.ErrorTypeKey}},
 	sharedRow(headgate.VerbTrySetRate, "TrySetRate"),
 	sharedRow(headgate.VerbSetRate, "SetRate"),
 	sharedRow(headgate.VerbUpdateRate, "UpdateRate"),
@@ -184,6 +186,10 @@ var (
 		"permits given back that nobody can take any more", byLimiter, nil}
 	rowLimit = metricRow{"headgate.limit", gauge, "{permit}/s",
 		"the rate that the limiter's parameters allow in the long run, as of the last decision", byLimiter, nil}
+	rowDegraded = metricRow{"headgate.degraded.decisions", counter, "{decision}",
+		"decisions made without Redis, of those in headgate.requests", byAnswer, nil}
+	rowOutages = metricRow{"headgate.outages", counter, "{outage}",
+		"times that Redis was found out, by the limiter that found it out", []attribute.Key{keyLimiter}, nil}
 	rowStoreDuration = metricRow{"headgate.store.duration", histogram, "s",
 		"how long a run of the script took, as the client saw it",
 		[]attribute.Key{keyLimiter, keyAlgorithm, semconv.DBOperationNameKey, semconv.ErrorTypeKey}, callBounds}
@@ -191,5 +197,5 @@ var (
 
 var metrics = []metricRow{
 	rowRequests, rowPermits, rowRequestDuration, rowWaitDuration, rowWaitActive,
-	rowCancellations, rowReturned, rowWasted, rowLimit, rowStoreDuration,
+	rowCancellations, rowReturned, rowWasted, rowLimit, rowDegraded, rowOutages, rowStoreDuration,
 }

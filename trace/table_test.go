@@ -87,6 +87,18 @@ func TestWhatIsSentIsWhatTheTableSays(t *testing.T) {
 	shared()
 	server.Kill()
 	shared()
+	local, err := headgate.New(headgate.Redis(rdb), "secret", every, headgate.WithName("vendor"),
+		headgate.WithFallback(headgate.Local(1)), r.instrument())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); time.Since(began) < 10*time.Second && r.collect()["headgate.outages"].Data == nil; {
+		time.Sleep(30 * time.Millisecond)
+		_, _ = local.Allow(context.Background())
+	}
+	if err := local.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
 	_ = l.Reset(context.Background())
 
 	t.Run("spans", func(t *testing.T) { compareSpans(t, r) })
@@ -217,7 +229,7 @@ func TestTheTableIsWhole(t *testing.T) {
 	}
 	if want := []headgate.Verb{
 		headgate.VerbAllow, headgate.VerbReserve, headgate.VerbWait, headgate.VerbSleep,
-		headgate.VerbPeek, headgate.VerbCancel, headgate.VerbReset,
+		headgate.VerbPeek, headgate.VerbCancel, headgate.VerbReset, headgate.VerbOutage,
 		headgate.VerbTrySetRate, headgate.VerbSetRate, headgate.VerbUpdateRate, headgate.VerbRate,
 		headgate.VerbExpire, headgate.VerbClearExpire, headgate.VerbDelete, headgate.VerbCall,
 	}; !slices.Equal(verbs, want) {

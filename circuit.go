@@ -1,0 +1,276 @@
+package headgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// fewFailures in a row, without an answer for silence, mean that Redis is out: one connection that breaks, or one node
+	// of a cluster whose others answer, does not.
+	fewFailures = 3
+	silence     = 100 * time.Millisecond
+	// The pauses between probes grow from the first to the longest; each is up to a half longer or shorter.
+	firstPause, longestPause = 100 * time.Millisecond, time.Second
+	// probeFor is how long a probe may take before the next one is made.
+	probeFor = time.Second
+	// idleFor is after how long without a decision nobody looks for Redis any more, until the next decision.
+	idleFor = time.Minute
+)
+
+// errOut is of calls that are not made, because Redis is out.
+var errOut = errors.New("Redis is out, and is not asked until it answers a probe")
+
+// A circuit knows whether Redis is out, for all limiters of one store that fall back. While it is, they do not ask Redis,
+// and one goroutine looks for its return. Any answer, to whatever limiter, ends the outage.
+type circuit struct {
+	probe  func(ctx context.Context, prefix string) error
+	logger *slog.Logger // may be nil
+
+	users    atomic.Int32 // limiters that fall back and are not closed
+	failures atomic.Int32 // since the last answer
+	asked    atomic.Int64 // when the first call was made that nothing has been answered since, ns since 1970; 0 if none
+	outage   atomic.Pointer[outage]
+	probing  atomic.Bool
+	used     atomic.Int64 // when a decision was made without Redis, ns since 1970
+
+	mu    sync.Mutex
+	stop  context.CancelFunc // ends the prober; nil if there is none
+	ended chan struct{}      // closed when the last prober has ended
+
+	news    []func() // for the hook and the logger, which may use a limiter themselves, and so are told outside mu, in order
+	telling bool
+}
+
+// An outage lasts from when Redis is found not to answer until it does.
+type outage struct {
+	since  time.Time
+	err    error  // of calls that are not made meanwhile
+	prefix string // of the keys
+	over   chan struct{}
+	end    func(Outcome) // the hook's, once it was told; may be nil
+}
+
+// join counts a limiter, and leave forgets it. When the last one leaves, the prober ends; leave waits for that.
+func (c *circuit) join() { c.users.Add(1) }
+
+func (c *circuit) leave(ctx context.Context) error {
+	if c.users.Add(-1) > 0 {
+		return nil
+	}
+	c.mu.Lock()
+	c.failures.Store(0)
+	if o := c.outage.Swap(nil); o != nil {
+		c.finish(o)
+	}
+	c.rest()
+	ended := c.ended
+	c.mu.Unlock()
+	c.tell()
+	if ended == nil {
+		return nil
+	}
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// watched tells whether anybody wants to know how calls end.
+func (c *circuit) watched() bool { return c.users.Load() > 0 }
+
+// begin notes that a call is made.
+func (c *circuit) begin() {
+	if c.asked.Load() == 0 {
+		c.asked.CompareAndSwap(0, time.Now().UnixNano())
+	}
+}
+
+// end notes how a call has ended.
+func (c *circuit) end(ctx context.Context, told observer, key string, err error) {
+	switch {
+	case answers(err):
+		c.answered()
+	case ctx.Err() == nil && isOutage(err):
+		c.failed(told, key, err, silence)
+	}
+}
+
+// answers tells whether an error, or none, proves that Redis is there and serves.
+func answers(err error) bool {
+	_, moved := errors.AsType[*movedError](err)
+	return err == nil || moved || replyOf(err) != nil && !isOutage(err)
+}
+
+func (c *circuit) answered() {
+	if c.asked.Load() != 0 {
+		c.asked.Store(0)
+	}
+	if c.failures.Load() != 0 {
+		c.failures.Store(0)
+	}
+	if c.outage.Load() == nil {
+		return
+	}
+	c.mu.Lock()
+	if o := c.outage.Swap(nil); o != nil {
+		c.rest()
+		c.finish(o)
+		if c.logger != nil {
+			lasted := time.Since(o.since)
+			c.news = append(c.news, func() { c.logger.Info("headgate: Redis answers again", "out_for", lasted) })
+		}
+	}
+	c.mu.Unlock()
+	c.tell()
+}
+
+// failed counts a call that failed, or that somebody has waited for in vain. If there are several and Redis has answered
+// none for so long, it is out.
+func (c *circuit) failed(told observer, key string, cause error, unanswered time.Duration) {
+	if c.failures.Add(1) < fewFailures || c.outage.Load() != nil {
+		return
+	}
+	c.mu.Lock()
+	now := time.Now()
+	asked := c.asked.Load()
+	if c.outage.Load() == nil && c.watched() && asked != 0 && now.UnixNano()-asked >= int64(unanswered) {
+		c.open(now, told, key, redact(cause, key))
+	}
+	c.mu.Unlock()
+	c.tell()
+}
+
+// open begins an outage. Under mu.
+func (c *circuit) open(now time.Time, told observer, key string, cause error) {
+	o := &outage{since: now, err: fmt.Errorf("%w: %w", errOut, cause), prefix: prefixOf(key), over: make(chan struct{})}
+	c.outage.Store(o)
+	c.used.Store(now.UnixNano())
+	c.look(o)
+	c.news = append(c.news, func() {
+		if told.hook != nil {
+			_, o.end = told.tell(context.Background(), Operation{Verb: VerbOutage})
+		}
+		if c.logger != nil {
+			c.logger.Warn("headgate: Redis is out", "cause", cause.Error())
+		}
+	})
+}
+
+// finish ends an outage for those who wait for that. Under mu.
+func (c *circuit) finish(o *outage) {
+	close(o.over)
+	c.news = append(c.news, func() {
+		if o.end != nil {
+			o.end(Outcome{Err: o.err})
+		}
+	})
+}
+
+// tell tells the news, unless somebody is at it.
+func (c *circuit) tell() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.news) > 0 && !c.telling {
+		next := c.news[0]
+		c.news, c.telling = c.news[1:], true
+		c.mu.Unlock()
+		next()
+		c.mu.Lock()
+		c.telling = false
+	}
+}
+
+// now is the outage, nil if Redis is asked. It sees to it that somebody looks for the return.
+func (c *circuit) now() *outage {
+	o := c.outage.Load()
+	if o == nil {
+		return nil
+	}
+	c.used.Store(time.Now().UnixNano())
+	if !c.probing.Load() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if o = c.outage.Load(); o != nil {
+			c.look(o)
+		}
+	}
+	return o
+}
+
+// look starts the prober, if there is none. Under mu.
+func (c *circuit) look(o *outage) {
+	if c.stop != nil || !c.watched() {
+		return
+	}
+	var ctx context.Context
+	ctx, c.stop = context.WithCancel(context.Background())
+	before, ended := c.ended, make(chan struct{})
+	c.ended = ended
+	c.probing.Store(true)
+	go func() {
+		defer close(ended)
+		if before != nil {
+			<-before // it was told to end
+		}
+		c.probeUntil(ctx, o)
+	}()
+}
+
+// rest tells the prober to end. Under mu.
+func (c *circuit) rest() {
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+		c.probing.Store(false)
+	}
+}
+
+// probeUntil looks for Redis until it answers, nobody is left to know, or nobody has asked for long.
+func (c *circuit) probeUntil(ctx context.Context, o *outage) {
+	for pauses := newPauses(); pause(ctx, pauses.NextBackOff()); {
+		if time.Now().UnixNano()-c.used.Load() > int64(idleFor) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if ctx.Err() == nil { // else this prober's place is another's
+				c.rest()
+			}
+			return
+		}
+		probing, done := context.WithTimeout(ctx, probeFor)
+		err := c.probe(probing, o.prefix)
+		done()
+		if ctx.Err() == nil && (answers(err) || errors.Is(err, redis.ErrClosed)) { // of a closed client its callers hear
+			c.answered()
+			return
+		}
+	}
+}
+
+// newPauses are those between attempts to find Redis again.
+func newPauses() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstPause), backoff.WithMaxInterval(longestPause),
+		backoff.WithMaxElapsedTime(0))
+}
+
+// pause reports whether the context lasted for so long.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

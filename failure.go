@@ -1,0 +1,112 @@
+package headgate
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrMisconfigured is matched by a *StoreError that no waiting cures and no fallback hides: Redis answers, or the client
+// could reach it, but something is set up wrongly. The text says what to do.
+var ErrMisconfigured = errors.New("headgate: misconfigured")
+
+// A replyRow is an error that Redis replies, by its first word.
+type replyRow struct {
+	code   string
+	remedy string // what to do; empty if it passes, as an outage does
+}
+
+// replies are those that are known: docs/errors.md is held against them by a test. Every other is of a wrong set-up, too.
+var replies = []replyRow{
+	{"LOADING", ""},
+	{"BUSY", ""},
+	{"READONLY", ""},
+	{"CLUSTERDOWN", ""},
+	{"MASTERDOWN", ""},
+	{"NOREPLICAS", ""},
+	{"TRYAGAIN", ""},
+	{"OOM", ""},
+	{"MISCONF", ""},
+	{"max number of clients reached", ""},
+
+	{"FOREIGN", "something else wrote the key: Reset the limiter (Delete the parameters of a shared one), or give it a prefix or key of its own"},
+	{"WRONGTYPE", "something else wrote the key: Reset the limiter (Delete the parameters of a shared one), or give it a prefix or key of its own"},
+	{"NOPERM", "allow the client's user the commands and the keys that the README lists"},
+	{"NOAUTH", "give the client the user name and password of this Redis"},
+	{"WRONGPASS", "give the client the user name and password of this Redis"},
+	{"DENIED", "Redis is in protected mode: give it a password or an address to listen on"},
+	{"CROSSSLOT", "what stands between the client and Redis distributes keys by a rule of its own: it must go by the hash tag in braces"},
+	{"MOVED", "this Redis is part of a cluster: make the client by redis.NewClusterClient"},
+	{"ASK", "this Redis is part of a cluster: make the client by redis.NewClusterClient"},
+	{"NOSCRIPT", "what stands between the client and Redis does not pass on EVAL"},
+	{"ERR", "this Redis does not run Headgate's scripts: it must be version 6 or later, with EVALSHA and TIME allowed (or take ClientClock)"},
+}
+
+// replyOf is the row of the error that Redis replied, the last one if there is none of its own; nil if it is no reply.
+func replyOf(err error) *replyRow {
+	reply, ok := errors.AsType[redis.Error](err)
+	if !ok {
+		return nil
+	}
+	text := reply.Error()
+	if strings.HasPrefix(text, "ERR Error running script") { // Redis 6 wraps what a command of it replied
+		if _, inner, found := strings.Cut(text, ": -"); found {
+			text = inner
+		}
+	}
+	text = strings.TrimPrefix(text, "ERR ")
+	for i := range replies {
+		if rest, found := strings.CutPrefix(text, replies[i].code); found && (rest == "" || rest[0] == ' ') {
+			return &replies[i]
+		}
+	}
+	return &replies[len(replies)-1]
+}
+
+// The remedies of errors that are no reply.
+const (
+	remedyClosed = "the client was closed: close it after the last use of its limiters"
+	remedyReply  = "something between the client and Redis changes replies"
+	remedyTLS    = "make the client's TLSConfig fit the certificate of this Redis"
+	remedyTerms  = "the parameters are those of a newer version, or of something else: set them by SetRate, or Delete them"
+)
+
+// remedy is what to do about an error that is of a wrong set-up; empty for every other.
+func remedy(err error) string {
+	if reply := replyOf(err); reply != nil {
+		return reply.remedy
+	}
+	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
+	_, record := errors.AsType[tls.RecordHeaderError](err)
+	switch {
+	case errors.Is(err, redis.ErrClosed):
+		return remedyClosed
+	case errors.Is(err, errReply):
+		return remedyReply
+	case errors.Is(err, errTerms):
+		return remedyTerms
+	case certificate, record:
+		return remedyTLS
+	}
+	return ""
+}
+
+// isOutage tells whether an error means that Redis is out. The caller's context is none, nor is what is set up wrongly.
+// Whatever else keeps a reply from coming is: connections that are refused or reset, timeouts of the client and of its
+// pool, and the replies of a server that cannot serve now.
+func isOutage(err error) bool {
+	switch {
+	case err == nil, errors.Is(err, errUnsent), errors.Is(err, errDates), errors.Is(err, context.Canceled):
+		return false
+	case remedy(err) != "":
+		return false
+	case replyOf(err) != nil:
+		return true
+	}
+	_, network := errors.AsType[*net.OpError](err) // whose timeouts match the context's error
+	return network || !errors.Is(err, context.DeadlineExceeded)
+}

@@ -25,7 +25,7 @@ func ClusterWithReplicas(t testing.TB, n, replicas int) (primaries, followers []
 	ctx := context.Background()
 	var all []*Server
 	for range n * (1 + replicas) {
-		all = append(all, Start(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "1000"))
+		all = append(all, Start(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0"))
 	}
 	primaries, followers = all[:n], all[n:]
 	host, port, _ := net.SplitHostPort(all[0].Addr)

@@ -27,10 +27,11 @@ type Watched struct {
 // Sentinel starts a primary with so many replicas, and three Sentinels that watch them.
 func Sentinel(t testing.TB, replicas int) *Watched {
 	t.Helper()
-	w := &Watched{Primary: Start(t)}
+	brief := []string{"--repl-diskless-sync-delay", "0"} // else replicas are made to wait for others
+	w := &Watched{Primary: Start(t, brief...)}
 	host, port, _ := net.SplitHostPort(w.Primary.Addr)
 	for range replicas {
-		w.Replicas = append(w.Replicas, Start(t, "--replicaof", host, port, "--repl-diskless-sync-delay", "0"))
+		w.Replicas = append(w.Replicas, Start(t, append(brief, "--replicaof", host, port)...))
 	}
 	config := fmt.Sprintf("sentinel monitor %s %s %s 2\n", SentinelName, host, port)
 	for _, line := range []string{"down-after-milliseconds %s 300", "failover-timeout %s 5000", "parallel-syncs %s 5"} {
@@ -43,6 +44,8 @@ func Sentinel(t testing.TB, replicas int) *Watched {
 		file := filepath.Join(t.TempDir(), "sentinel.conf") // it writes to it
 		must(t, os.WriteFile(file, []byte(config), 0o600))
 		s := start(t, &Server{network: "tcp", config: file})
+		// They find each other sooner: Sentinels of Redis 7 can be told so, and others take a few seconds.
+		_ = s.Admin().Do(context.Background(), "sentinel", "debug", "publish-period", 100, "info-period", 200, "ask-period", 100).Err()
 		w.sentinels, w.Sentinels = append(w.sentinels, s), append(w.Sentinels, s.Addr)
 	}
 	for _, s := range w.Replicas {

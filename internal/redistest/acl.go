@@ -21,11 +21,12 @@ const (
 	ACLShared  = "+pexpire +persist +scan"
 	ACLTickets = "+hget +hset +hsetnx +hdel +hincrby +zadd +zscore +zcount +zcard +zrange +zrevrange +zrangebyscore +zrem +pexpire"
 	ACLCluster = "+cluster|slots +command +asking"
+	ACLOther   = "+readonly +ping +select" // a cluster client that is ReadOnly, a Ring, another database than 0
 )
 
 // aclHarness is what the tests have asynq and a transaction do on connections of the restricted user.
 const aclHarness = "+multi +exec +subscribe +publish +lpush +rpush +rpoplpush +lrange +lrem +llen +exists +incr +hmget +hgetall +hvals " +
-	"+sadd +srem +smembers +sismember +expire +expireat +setex +setnx +ttl +keys +ping +zremrangebyrank +zremrangebyscore +zrevrangebyscore +memory|usage"
+	"+sadd +srem +smembers +sismember +expire +expireat +setex +setnx +ttl +keys +zremrangebyrank +zremrangebyscore +zrevrangebyscore +memory|usage"
 
 // aclKeys are the prefixes that tests use, and those of asynq and of the bare driver.
 const aclKeys = "~hg:* ~mine:* ~other:* ~asynq:* &asynq:* ~{driver}*"
@@ -39,7 +40,7 @@ func aclArgs() []string {
 	if !restricted() {
 		return nil
 	}
-	rules := strings.Join([]string{"on nopass resetkeys resetchannels nocommands", aclKeys, ACL, ACLLog, ACLShared, ACLTickets, ACLCluster, aclHarness}, " ")
+	rules := strings.Join([]string{"on nopass resetkeys resetchannels nocommands", aclKeys, ACL, ACLLog, ACLShared, ACLTickets, ACLCluster, ACLOther, aclHarness}, " ")
 	return slices.Concat(
 		[]string{"--user", adminName, "on", ">" + adminPassword, "~*", "&*", "+@all"},
 		append([]string{"--user", "default"}, strings.Fields(rules)...),
@@ -60,7 +61,7 @@ func (s *Server) adminOptions() *redis.Options {
 type beyondACL struct{ admin *redis.Client }
 
 func (beyondACL) named(cmd redis.Cmder) bool {
-	rules := strings.Fields(strings.Join([]string{ACL, ACLLog, ACLShared, ACLTickets, aclHarness}, " "))
+	rules := strings.Fields(strings.Join([]string{ACL, ACLLog, ACLShared, ACLTickets, ACLOther, aclHarness}, " "))
 	return slices.Contains(rules, "+"+cmd.Name())
 }
 

@@ -57,6 +57,14 @@ func (s *Server) adminOptions() *redis.Options {
 	return o
 }
 
+// Login is what a bare connection says first that is to do everything; it may be empty.
+func (s *Server) Login() string {
+	if !restricted() {
+		return ""
+	}
+	return "AUTH " + adminName + " " + adminPassword
+}
+
 // beyondACL sends what the documented ACL does not name as an administrator.
 type beyondACL struct{ admin *redis.Client }
 

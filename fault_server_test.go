@@ -104,6 +104,7 @@ func TestAServerThatIsKilledUnderTraffic(t *testing.T) {
 		"and lost its data": {nil, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
+			quietly(t)
 			server := redistest.Start(t, test.args...)
 			rdb := server.Client(func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 })
 			store := headgate.Redis(rdb)

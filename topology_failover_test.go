@@ -3,6 +3,8 @@ package headgate_test
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -53,8 +55,20 @@ func drive(t *testing.T, limiters []*headgate.Limiter, callers int) *traffic {
 	return &tr
 }
 
+// quietly has a test end when the pools of its clients have given up looking for servers that are gone, as they do within a
+// second of being closed. It is called before the clients are made.
+func quietly(t *testing.T) {
+	t.Cleanup(func() {
+		eventually(t, "go-redis has given up", func() bool {
+			stacks := make([]byte, 1<<20)
+			return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "pool.(*ConnPool).tryDial")
+		})
+	})
+}
+
 func failoverClient(t *testing.T, w *redistest.Watched) *redis.Client {
 	t.Helper()
+	quietly(t)
 	rdb := redis.NewFailoverClient(&redis.FailoverOptions{
 		MasterName: redistest.SentinelName, SentinelAddrs: w.Sentinels, MaxRetries: -1, DialerRetries: 1,
 		ReadTimeout: 500 * time.Millisecond,
@@ -152,6 +166,7 @@ func TestSlotsThatMoveUnderTraffic(t *testing.T) {
 func TestAClusterThatLosesAPrimary(t *testing.T) {
 	ctx := context.Background()
 	primaries, replicas := redistest.ClusterWithReplicas(t, 3, 1)
+	quietly(t)
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{primaries[0].Addr, primaries[1].Addr, primaries[2].Addr}, DialerRetries: 1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},

@@ -10,8 +10,8 @@ import (
 )
 
 // Restricted names the environment variable that has every server grant its clients no more than the documentation says
-// that Headgate needs, on keys that begin as Headgate's do. A client of Server.Client sends what a test does beside that,
-// and Headgate does not, as an administrator.
+// that Headgate needs, on the keys that its value tells, "~hg:*" for instance. A client of Server.Client sends what a test
+// does beside that, and Headgate does not, as an administrator.
 const Restricted = "HEADGATE_TEST_ACL"
 
 // The least that an ACL must allow, as docs/operations.md says it.
@@ -24,12 +24,10 @@ const (
 	ACLOther   = "+readonly +ping +select" // a cluster client that is ReadOnly, a Ring, another database than 0
 )
 
-// aclHarness is what the tests have asynq and a transaction do on connections of the restricted user.
-const aclHarness = "+multi +exec +subscribe +publish +lpush +rpush +rpoplpush +lrange +lrem +llen +exists +incr +hmget +hgetall +hvals " +
-	"+sadd +srem +smembers +sismember +expire +expireat +setex +setnx +ttl +keys +zremrangebyrank +zremrangebyscore +zrevrangebyscore +memory|usage"
-
-// aclKeys are the prefixes that tests use, and those of asynq and of the bare driver.
-const aclKeys = "~hg:* ~mine:* ~other:* ~asynq:* &asynq:* ~{driver}*"
+// ACLAsynq is what asynq 0.26 needs for its keys, asynq:*, and its channel: clients, servers and inspectors together.
+const ACLAsynq = "+multi +exec +ping +subscribe +publish +set +setnx +setex +get +del +exists +ttl +expire +expireat +incr +keys +info " +
+	"+hset +hget +hmget +hdel +hgetall +hvals +lpush +rpush +rpoplpush +lrange +lrem +llen +sadd +srem +smembers +sismember " +
+	"+zadd +zrem +zcard +zrange +zrevrange +zrangebyscore +zscore +zremrangebyrank +zremrangebyscore +memory|usage"
 
 const adminName, adminPassword = "admin", "throw-away"
 
@@ -40,7 +38,7 @@ func aclArgs() []string {
 	if !restricted() {
 		return nil
 	}
-	rules := strings.Join([]string{"on nopass resetkeys resetchannels nocommands", aclKeys, ACL, ACLLog, ACLShared, ACLTickets, ACLCluster, ACLOther, aclHarness}, " ")
+	rules := strings.Join([]string{"on nopass resetkeys resetchannels nocommands", os.Getenv(Restricted), ACL, ACLLog, ACLShared, ACLTickets, ACLCluster, ACLOther, ACLAsynq}, " ")
 	return slices.Concat(
 		[]string{"--user", adminName, "on", ">" + adminPassword, "~*", "&*", "+@all"},
 		append([]string{"--user", "default"}, strings.Fields(rules)...),
@@ -68,8 +66,9 @@ func (s *Server) Login() string {
 // beyondACL sends what the documented ACL does not name as an administrator.
 type beyondACL struct{ admin *redis.Client }
 
+// named tells whether the ACL has a rule for a command.
 func (beyondACL) named(cmd redis.Cmder) bool {
-	rules := strings.Fields(strings.Join([]string{ACL, ACLLog, ACLShared, ACLTickets, ACLOther, aclHarness}, " "))
+	rules := strings.Fields(strings.Join([]string{ACL, ACLLog, ACLShared, ACLTickets, ACLOther, ACLAsynq}, " "))
 	return slices.Contains(rules, "+"+cmd.Name())
 }
 

@@ -97,6 +97,7 @@ func useAll(rdb redis.UniversalClient) error {
 
 // The documented ACL suffices, and Headgate touches no key but its own.
 func TestTheLeastACLSuffices(t *testing.T) {
+	cluster := redistest.Cluster(t, 1)[0]
 	for name, connect := range map[string]func(t *testing.T) redis.UniversalClient{
 		"standalone": func(t *testing.T) redis.UniversalClient {
 			server := redistest.Start(t)
@@ -114,15 +115,13 @@ func TestTheLeastACLSuffices(t *testing.T) {
 			return redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr}, Username: "headgate", Password: "pw"})
 		},
 		"cluster": func(t *testing.T) redis.UniversalClient {
-			server := redistest.Cluster(t, 1)[0]
-			aclUser(t, server, aclRoot+" "+redistest.ACLCluster)
-			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{server.Addr}, Username: "headgate", Password: "pw"})
+			aclUser(t, cluster, aclRoot+" "+redistest.ACLCluster)
+			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{cluster.Addr}, Username: "headgate", Password: "pw"})
 		},
 		"a cluster client that is ReadOnly": func(t *testing.T) redis.UniversalClient {
-			server := redistest.Cluster(t, 1)[0]
-			aclUser(t, server, aclRoot+" "+redistest.ACLCluster+" +readonly")
+			aclUser(t, cluster, aclRoot+" "+redistest.ACLCluster+" +readonly")
 			return redis.NewClusterClient(&redis.ClusterOptions{
-				Addrs: []string{server.Addr}, Username: "headgate", Password: "pw", ReadOnly: true,
+				Addrs: []string{cluster.Addr}, Username: "headgate", Password: "pw", ReadOnly: true,
 			})
 		},
 	} {

@@ -90,8 +90,9 @@ func (s *soak) drive(store headgate.Store) {
 		if len(s.witnesses) <= i {
 			s.witnesses = append(s.witnesses, &witness{name: fmt.Sprintf("%T", kind.algorithm), limit: kind.limit, rate: kind.rate})
 		}
+		w := s.witnesses[i]
 		for range 3 {
-			s.callers.Go(func() { s.call(l, s.witnesses[i]) })
+			s.callers.Go(func() { s.call(l, w) })
 		}
 	}
 	for range 3 { // a great many keys

@@ -20,7 +20,7 @@ type cutting struct{ net.Conn }
 func (c cutting) Write(b []byte) (int, error) {
 	if first := bytes.Index(b, []byte("\r\n*")); first >= 0 && bytes.Contains(b, []byte("zadd")) {
 		_, _ = c.Conn.Write(b[:first+2])
-		_ = c.Conn.Close()
+		_ = c.Close()
 		return 0, net.ErrClosed
 	}
 	return c.Conn.Write(b)

@@ -146,7 +146,7 @@ func TestWhatIsLeftWhenSomebodyIsKilledIsWhole(t *testing.T) {
 	ctx := context.Background()
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	store := headgate.Redis(server.Client())
-	for round := range longer(4, 40) {
+	for round := range longer(2, 40) {
 		processes, ended := startChildren(t, 2, "mix", server.Addr, func(line string) { t.Errorf("a child says %q", line) })
 		for _, p := range processes {
 			p.say()
@@ -213,7 +213,7 @@ func TestRandomKeysLeaveNothingBehind(t *testing.T) {
 	ctx := context.Background()
 	server := redistest.Start(t, "--hz", "100")
 	admin := server.Admin()
-	keys := longer(20_000, 200_000)
+	keys := longer(5_000, 200_000)
 	// Connections and scripts are there before the base line is taken.
 	brief := newLimiter(t, headgate.Redis(server.Client()), algos.TokenBucket{Rate: 10, Per: time.Second, Burst: 10})
 	use := func(keys int) {
@@ -254,6 +254,7 @@ func TestRandomKeysLeaveNothingBehind(t *testing.T) {
 // Whatever a user's key is, the keys of one limiter are in one hash slot of a cluster, small, and no other limiter's; all of
 // them begin with the prefix. The server says so itself.
 func TestTheStoredKeysOfHostileKeys(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	server := redistest.Cluster(t, 1)[0]
 	admin := server.Admin()

@@ -272,7 +272,7 @@ func TestAServerThatEvicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	admin.ConfigSet(ctx, "maxmemory", fmt.Sprint(used+200<<10))
-	const keys = 3000
+	const keys = 1000
 	var admitted atomic.Int64
 	var callers sync.WaitGroup
 	for caller := range 8 {

@@ -97,6 +97,7 @@ func useAll(rdb redis.UniversalClient) error {
 
 // The documented ACL suffices, and Headgate touches no key but its own.
 func TestTheLeastACLSuffices(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.Cluster(t, 1)[0]
 	for name, connect := range map[string]func(t *testing.T) redis.UniversalClient{
 		"standalone": func(t *testing.T) redis.UniversalClient {
@@ -142,6 +143,7 @@ func TestTheLeastACLSuffices(t *testing.T) {
 
 // Each command of the documented ACL is needed: without it some call is refused, and says so.
 func TestEachCommandOfTheACLIsNeeded(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	rules := slices.Compact(slices.Sorted(strings.FieldsSeq(aclRoot)))
 	for _, rule := range rules {

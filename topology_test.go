@@ -99,6 +99,7 @@ func TestAServerThatNobodyVouchesForIsNotAsked(t *testing.T) {
 
 // A cluster client that may read from replicas charges on the primary, whatever the verb.
 func TestReplicasAreNotAsked(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	primaries, replicas := redistest.ClusterWithReplicas(t, 3, 1)
 	for name, options := range map[string]*redis.ClusterOptions{

@@ -70,7 +70,7 @@ func useCrowded(opts ...headgate.Option) role {
 // each admission was asked for and told. Whatever stretch of time is looked at, no more were asked for and told within it
 // than a burst and what the rate grants.
 func TestACrowdIsNotAdmittedBeyondTheLimit(t *testing.T) {
-	for name, leased := range map[string]bool{"crowd": false, "leases": true} {
+	for name, leased := range map[string]bool{"many": false, "leases": true} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
 			var calls [][2]int64 // when each admission was told, and was asked for, µs

@@ -2,6 +2,7 @@ package headgate
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -40,6 +41,7 @@ type parcel struct {
 
 // process sends a command once, and returns when it has its answer or its error.
 func (o *outbox) process(ctx context.Context, cmd redis.Cmder) {
+	defer func() { o.lookAround(cmd.Err()) }()
 	if o.alone {
 		_ = o.client.Process(ctx, once{cmd}) // the error is the command's too
 		return
@@ -65,6 +67,19 @@ func (o *outbox) process(ctx context.Context, cmd redis.Cmder) {
 		}
 	}()
 	_ = o.client.Process(ctx, once{cmd})
+}
+
+// lookAround has a cluster's client ask who serves which slots if a server did not answer: a replica may have taken its
+// place. Of itself the client asks when it is told that a slot has moved, which a dead server does not say, and else once
+// a minute.
+func (o *outbox) lookAround(err error) {
+	cluster, ok := o.client.(*redis.ClusterClient)
+	if !ok || err == nil || errors.Is(err, context.Canceled) || errors.Is(err, errUnsent) {
+		return
+	}
+	if _, answered := errors.AsType[redis.Error](err); !answered {
+		cluster.ReloadState(context.Background()) // on a goroutine of its own, five times a second at most
+	}
 }
 
 // rescue sends those who have waited for too long, beside what is under way.

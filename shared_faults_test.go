@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -248,7 +247,7 @@ func TestWhatIsNotReadyIsNotAskedForEver(t *testing.T) {
 func TestASharedDecisionWhileItsSlotMoves(t *testing.T) {
 	ctx := context.Background()
 	servers := redistest.Cluster(t, 2)
-	from, to := servers[0].Client(), servers[1].Client()
+	source, target := servers[0], servers[1]
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{servers[0].Addr}, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
@@ -258,30 +257,19 @@ func TestASharedDecisionWhileItsSlotMoves(t *testing.T) {
 	allowN(t, &s.Limiter, 1)
 
 	const terms = "hg:{shared}:rate"
-	slot := from.ClusterKeySlot(ctx, terms).Val()
+	slot := source.Admin().ClusterKeySlot(ctx, terms).Val()
 	if slot >= 8192 {
-		from, to = to, from
+		source, target = target, source
 	}
-	id := func(c *redis.Client) string { return c.Do(ctx, "cluster", "myid").Val().(string) }
-	move := func(keys ...string) {
-		t.Helper()
-		host, port, _ := net.SplitHostPort(to.Options().Addr)
-		args := []any{"migrate", host, port, "", 0, 1000, "keys"}
-		for _, key := range keys {
-			args = append(args, key)
-		}
-		if err := from.Do(ctx, args...).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	from, to := source.Admin(), target.Admin()
 	if err := errors.Join(
-		to.Do(ctx, "cluster", "setslot", slot, "importing", id(from)).Err(),
-		from.Do(ctx, "cluster", "setslot", slot, "migrating", id(to)).Err(),
+		to.Do(ctx, "cluster", "setslot", slot, "importing", source.NodeID()).Err(),
+		from.Do(ctx, "cluster", "setslot", slot, "migrating", target.NodeID()).Err(),
 	); err != nil {
 		t.Fatal(err)
 	}
 	states := from.Keys(ctx, terms+":*").Val()
-	move(terms)
+	source.Migrate(target, terms)
 	var asked atomic.Int32
 	rdb.AddHook(onCall(func(redis.Cmder) error { asked.Add(1); return nil }))
 	answered, moved := make(chan struct{}), make(chan struct{})
@@ -294,9 +282,9 @@ func TestASharedDecisionWhileItsSlotMoves(t *testing.T) {
 			case <-time.After(time.Millisecond):
 			}
 		}
-		move(states...)
+		source.Migrate(target, states...)
 		for _, c := range []*redis.Client{to, from} {
-			c.Do(ctx, "cluster", "setslot", slot, "node", id(to))
+			c.Do(ctx, "cluster", "setslot", slot, "node", target.NodeID())
 		}
 	}()
 	d, err := s.Allow(ctx)

@@ -40,8 +40,8 @@ type role func(addr string, begin func(), stop <-chan struct{}, report func(form
 
 func roles() map[string]role {
 	return map[string]role{
-		"wait": waitOnce, "share": useShared, "change": changeShared,
-		"crowd": useCrowded(), "leases": useCrowded(headgate.WithLease(20)),
+		"wait": waitOnce, "share": useShared, "change": changeShared, "zone": useInZone, "crowd": crowd, "mix": mixed,
+		"many": useCrowded(), "leases": useCrowded(headgate.WithLease(20)),
 	}
 }
 
@@ -181,13 +181,18 @@ type arrival struct {
 
 // monitor notes the charges on a key in the order in which they reach Redis. The script's time stands in the state that
 // it writes.
-func monitor(t *testing.T, addr, key string) (arrivals func() []arrival) {
+func monitor(t *testing.T, server *redistest.Server, key string) (arrivals func() []arrival) {
 	t.Helper()
-	conn, err := net.Dial("tcp", addr)
+	conn, err := net.Dial("tcp", server.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	lines := bufio.NewScanner(conn)
+	if login := server.Login(); login != "" {
+		if _, err := fmt.Fprint(conn, login+"\r\n"); err != nil || !lines.Scan() {
+			t.Fatal(err, lines.Err())
+		}
+	}
 	if _, err := fmt.Fprint(conn, "MONITOR\r\n"); err != nil || !lines.Scan() {
 		t.Fatal(err, lines.Err())
 	}
@@ -240,7 +245,7 @@ func TestProcessesShareALimitWithoutAWitnessSeeingMore(t *testing.T) {
 		admissions[conn] = a
 	})
 	calls := server.Calls("evalsha")
-	arrivals := monitor(t, server.Addr, "hg:{witness}:tb")
+	arrivals := monitor(t, server, "hg:{witness}:tb")
 	for _, c := range all {
 		c.say()
 	}

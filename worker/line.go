@@ -25,10 +25,12 @@ var (
 	settleLua string
 	//go:embed due.lua
 	dueLua string
+	//go:embed wake.lua
+	wakeLua string
 )
 
 // scripts are those of lines; learn.lua says what a line is.
-type scripts struct{ arrive, release, settle, due *redis.Script }
+type scripts struct{ arrive, release, settle, due, wake *redis.Script }
 
 func newScripts() scripts {
 	return scripts{
@@ -36,6 +38,7 @@ func newScripts() scripts {
 		release: redis.NewScript(learnLua + releaseLua),
 		settle:  redis.NewScript(learnLua + settleLua),
 		due:     redis.NewScript(dueLua),
+		wake:    redis.NewScript(wakeLua),
 	}
 }
 
@@ -142,11 +145,7 @@ func (l line) call(ctx context.Context, member, want string, place int64, off st
 
 // wake tells the promoters that the line has tickets.
 func (l line) wake(ctx context.Context) error {
-	_, err := l.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		p.ZAdd(ctx, l.waitingKey(), redis.Z{Member: l.key})
-		p.PExpire(ctx, l.waitingKey(), l.ttl())
-		return nil
-	})
+	err := l.scripts.wake.Run(ctx, l.rdb, []string{l.waitingKey()}, l.key, l.ttl().Milliseconds()).Err()
 	l.promoter.poke()
 	return l.failed(err)
 }

@@ -136,7 +136,10 @@ func (p *Proxy) replies(client, server net.Conn, writes *atomic.Bool, done <-cha
 			fate = Pass
 		}
 		for fate == Hold {
-			p.held <- struct{}{}
+			select {
+			case p.held <- struct{}{}:
+			default: // nobody has asked for a thousand of them
+			}
 			select {
 			case <-changed:
 				fate, changed = p.current()

@@ -4,6 +4,7 @@ package redistest
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"os"
@@ -25,33 +26,50 @@ const Binary = "HEADGATE_REDIS_SERVER"
 
 // A Server is a running redis-server.
 type Server struct {
-	Addr string
+	Addr string // host and port, or the path of a socket
 
-	t    testing.TB
-	dir  string
-	args []string
-	cmd  *exec.Cmd
-	done chan struct{} // closed when the process has ended
+	t       testing.TB
+	dir     string
+	binary  string
+	args    []string
+	env     []string
+	config  string      // the file of a Sentinel's configuration
+	network string      // "tcp", "tls" or "unix"
+	tls     *tls.Config // a client's, for "tls"
+	cmd     *exec.Cmd
+	done    chan struct{} // closed when the process has ended
 }
 
 // Start runs a server with the arguments added to its command line, and waits until it answers. Without a
 // redis-server the test is skipped, or fails if the environment says that one is required.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	binary := os.Getenv(Binary)
-	if binary == "" {
-		binary = "redis-server"
+	return start(t, &Server{network: "tcp", args: append(aclArgs(), args...)})
+}
+
+// StartUnix is Start for a server that listens on a socket of the file system, and nowhere else.
+func StartUnix(t testing.TB, args ...string) *Server {
+	t.Helper()
+	return start(t, &Server{network: "unix", args: append(aclArgs(), args...)})
+}
+
+func start(t testing.TB, s *Server) *Server {
+	t.Helper()
+	s.binary = os.Getenv(Binary)
+	if s.binary == "" {
+		s.binary = "redis-server"
 	}
-	if _, err := exec.LookPath(binary); err != nil {
-		if os.Getenv(Required) != "" {
-			t.Fatalf("%s is required and missing: install the package redis-server, or run make test", binary)
-		}
-		t.Skipf("%s is missing: make test installs it and runs this test", binary)
+	if _, err := exec.LookPath(s.binary); err != nil {
+		missing(t, s.binary, "the package redis-server")
 	}
-	s := &Server{t: t, dir: t.TempDir(), args: append([]string{binary}, args...)}
+	s.t, s.dir = t, shortTempDir(t)
 	// Another process may take the free port first; then another one is tried.
 	for attempt := 0; ; attempt++ {
-		s.Addr = freeAddr(t)
+		if s.network == "unix" {
+			s.Addr = filepath.Join(s.dir, "redis.sock")
+		} else {
+			s.Addr = freeAddr(t)
+		}
 		err := s.run()
 		if err == nil {
 			break
@@ -67,10 +85,35 @@ func Start(t testing.TB, args ...string) *Server {
 	return s
 }
 
+// missing skips the test, or fails it if the environment says that nothing may be missing.
+func missing(t testing.TB, program, remedy string) {
+	t.Helper()
+	if os.Getenv(Required) != "" {
+		t.Fatalf("%s is required and missing: install %s, or run make test", program, remedy)
+	}
+	t.Skipf("%s is missing: make test installs it and runs this test", program)
+}
+
+// shortTempDir is a directory of the test's whose path is short enough for a socket's.
+func shortTempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "hg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
 // checkTTLs fails the test if it leaves a limiter's key that would never expire, but for the terms of a shared one.
 func (s *Server) checkTTLs() {
+	if s.listens() != nil {
+		return
+	}
 	ctx := context.Background()
-	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1, DialerRetries: 1})
+	o := s.adminOptions()
+	o.MaxRetries, o.DialerRetries = -1, 1
+	rdb := redis.NewClient(o)
 	defer rdb.Close()
 	for keys := rdb.Scan(ctx, 0, "hg:*", 1000).Iterator(); keys.Next(ctx); {
 		if rdb.PTTL(ctx, keys.Val()).Val() == -1 && !strings.HasSuffix(keys.Val(), "}:rate") {
@@ -96,13 +139,28 @@ func freeAddr(t testing.TB) string {
 
 // run starts the process at s.Addr and waits until it answers.
 func (s *Server) run() error {
-	host, port, err := net.SplitHostPort(s.Addr)
-	if err != nil {
-		return err
-	}
 	log := filepath.Join(s.dir, "redis.log")
-	args := append([]string{"--bind", host, "--port", port, "--dir", s.dir, "--save", "", "--logfile", log}, s.args[1:]...)
-	s.cmd = exec.Command(s.args[0], args...)
+	var args []string
+	if s.network == "unix" {
+		args = []string{"--port", "0", "--unixsocket", s.Addr}
+	} else {
+		host, port, err := net.SplitHostPort(s.Addr)
+		if err != nil {
+			return err
+		}
+		args = []string{"--bind", host, "--port", port}
+		if s.network == "tls" {
+			args = []string{"--bind", host, "--port", "0", "--tls-port", port}
+		}
+	}
+	args = append(args, "--dir", s.dir, "--logfile", log)
+	if s.config != "" {
+		args = append([]string{s.config, "--sentinel"}, args...)
+	} else {
+		args = append(args, "--save", "")
+	}
+	s.cmd = exec.Command(s.binary, append(args, s.args...)...)
+	s.cmd.Env = append(os.Environ(), s.env...)
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // no server outlives a test binary that dies
 	if err := s.cmd.Start(); err != nil {
 		return err
@@ -113,12 +171,16 @@ func (s *Server) run() error {
 		_ = cmd.Wait()
 		close(done)
 	}()
-	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
+	o := s.adminOptions()
+	o.MaxRetries, o.DialerRetries = -1, 1
+	rdb := redis.NewClient(o)
 	defer rdb.Close()
+	var err error
 	for range 500 {
-		err := rdb.Ping(context.Background()).Err()
-		if err == nil || redis.HasErrorPrefix(err, "NOAUTH") {
-			return nil
+		if err = s.listens(); err == nil {
+			if err = rdb.Ping(context.Background()).Err(); err == nil || redis.HasErrorPrefix(err, "NOAUTH") {
+				return nil
+			}
 		}
 		select {
 		case <-done:
@@ -128,17 +190,51 @@ func (s *Server) run() error {
 		}
 	}
 	s.Kill()
-	return fmt.Errorf("redis-server at %s does not answer", s.Addr)
+	return fmt.Errorf("redis-server at %s does not answer: %w", s.Addr, err)
+}
+
+// listens tells whether there is somebody at s.Addr: go-redis logs it when there is not.
+func (s *Server) listens() error {
+	network := "tcp"
+	if s.network == "unix" {
+		network = "unix"
+	}
+	conn, err := net.Dial(network, s.Addr)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err
+}
+
+// Options are those with which a client connects to the server.
+func (s *Server) Options() *redis.Options {
+	o := &redis.Options{Addr: s.Addr, TLSConfig: s.tls}
+	if s.network == "unix" {
+		o.Network = "unix"
+	}
+	return o
 }
 
 // Client connects to the server. The client is closed with the test.
 func (s *Server) Client(configure ...func(*redis.Options)) *redis.Client {
 	s.t.Helper()
-	o := &redis.Options{Addr: s.Addr}
+	o := s.Options()
 	for _, f := range configure {
 		f(o)
 	}
 	rdb := redis.NewClient(o)
+	s.t.Cleanup(func() { _ = rdb.Close() })
+	if restricted() && o.Username == "" {
+		rdb.AddHook(beyondACL{s.Admin()})
+	}
+	return rdb
+}
+
+// Admin connects to the server as one who may do everything, though the environment restricts all others. The client is
+// closed with the test.
+func (s *Server) Admin() *redis.Client {
+	s.t.Helper()
+	rdb := redis.NewClient(s.adminOptions())
 	s.t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
 }
@@ -166,7 +262,7 @@ func (s *Server) Resume() { _ = s.cmd.Process.Signal(syscall.SIGCONT) }
 // Calls is how many times the server has run a command, from INFO commandstats.
 func (s *Server) Calls(command string) int {
 	s.t.Helper()
-	rdb := s.Client()
+	rdb := s.Admin()
 	defer rdb.Close()
 	info, err := rdb.Info(context.Background(), "commandstats").Result()
 	if err != nil {
@@ -182,40 +278,4 @@ func (s *Server) Calls(command string) int {
 		}
 	}
 	return 0
-}
-
-// Cluster starts n servers that share the slots of a cluster, and waits until all of them know it.
-func Cluster(t testing.TB, n int) []*Server {
-	t.Helper()
-	ctx := context.Background()
-	servers := make([]*Server, n)
-	for i := range servers {
-		servers[i] = Start(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
-	}
-	for i, s := range servers {
-		rdb := s.Client()
-		if err := rdb.ClusterAddSlotsRange(ctx, i*16384/n, (i+1)*16384/n-1).Err(); err != nil {
-			t.Fatal(err)
-		}
-		host, port, _ := net.SplitHostPort(servers[0].Addr)
-		if err := rdb.ClusterMeet(ctx, host, port).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, s := range servers {
-		rdb := s.Client()
-		ok := false
-		for range 500 {
-			info := rdb.ClusterInfo(ctx).Val()
-			if strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", n)) {
-				ok = true
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		if !ok {
-			t.Fatalf("the cluster did not form: %s", rdb.ClusterInfo(ctx).Val())
-		}
-	}
-	return servers
 }

@@ -19,6 +19,7 @@ type Limiter struct {
 	path   string  // the key and its parts, escaped
 	parts  string  // of a shared limiter: its parts alone, escaped
 	key    string  // where the state is stored, for one that is not shared
+	seat   *seat   // of a store in memory, for one that is not shared
 	err    error   // what was wrong with the parts
 
 	observer
@@ -54,7 +55,7 @@ func newLimiter(store Store, key string) (*Limiter, error) {
 	if key == "" {
 		return nil, invalidf("the key is empty")
 	}
-	return &Limiter{store: store, path: escape(key), prefix: "hg", maxWait: -1}, nil
+	return &Limiter{store: store, path: escape(key), prefix: "hg", maxWait: -1, seat: new(seat)}, nil
 }
 
 func (l *Limiter) apply(opts []Option) error {
@@ -76,12 +77,17 @@ func (l *Limiter) apply(opts []Option) error {
 // Without parts, or with an empty one, every call on the result returns an error that matches ErrInvalid: an empty
 // user name must not become a limit that all nameless users share.
 func (l *Limiter) For(parts ...string) *Limiter {
-	sub := *l
+	both := struct { // in one allocation
+		Limiter
+		seat
+	}{Limiter: *l}
+	sub := &both.Limiter
+	sub.seat = &both.seat
 	if len(parts) == 0 {
 		sub.err = invalidf("For: no parts")
 	}
 	if sub.store == nil {
-		return &sub // every call says that it was not made by New
+		return sub // every call says that it was not made by New
 	}
 	for i, part := range parts {
 		if part == "" {
@@ -95,7 +101,7 @@ func (l *Limiter) For(parts ...string) *Limiter {
 	if sub.shared == nil {
 		sub.key = storedKey(sub.prefix, sub.path, sub.plan.rule.Suffix())
 	}
-	return &sub
+	return sub
 }
 
 // Allow asks for one permit now; see AllowN.
@@ -191,7 +197,11 @@ func (l *Limiter) decideBy(ctx context.Context, p *plan, key string, n int, boun
 		return grant{}, neverAllowed(n, most)
 	}
 	bound = min(bound, p.rule.Horizon(int64(n)))
-	return l.store.decide(ctx, p, key, driver.Request{Cost: int64(n), Bound: bound}, 0)
+	request := driver.Request{Cost: int64(n), Bound: bound}
+	if m, ok := l.store.(*memoryStore); ok && p.shared == nil {
+		return m.decideAt(l.seat, p, key, request, 0), nil
+	}
+	return l.store.decide(ctx, p, key, request, 0)
 }
 
 // decision tells a user what a grant says.

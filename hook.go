@@ -139,7 +139,7 @@ func (o *observer) tell(ctx context.Context, op Operation) (context.Context, fun
 }
 
 // outcome is what a grant and what the caller gets say of an operation.
-func outcome(g grant, d Decision, err error) Outcome {
+func outcome(g *grant, d Decision, err error) Outcome {
 	o := Outcome{Decision: d, Delay: micros(max(g.Wait, 0)), Err: err}
 	if g.plan != nil {
 		permits, per := g.plan.rule.Rate()

@@ -115,13 +115,14 @@ func (l *Limiter) Allow(ctx context.Context) (Decision, error) { return l.AllowN
 // has ended before the call, and *StoreError if the store failed or the context ended during the call.
 func (l *Limiter) AllowN(ctx context.Context, n int) (Decision, error) {
 	ctx, end := l.begin(ctx, VerbAllow, n)
-	g, err := l.decide(ctx, n, 0)
+	var g grant
+	err := l.decide(ctx, n, 0, &g)
 	var d Decision
 	if err == nil {
 		d = g.decision()
 	}
 	if end != nil {
-		end(outcome(g, d, err))
+		end(outcome(&g, d, err))
 	}
 	return d, err
 }
@@ -129,14 +130,15 @@ func (l *Limiter) AllowN(ctx context.Context, n int) (Decision, error) {
 // Peek tells what Allow would answer now, and consumes nothing. Errors as for AllowN.
 func (l *Limiter) Peek(ctx context.Context) (Decision, error) {
 	ctx, end := l.begin(ctx, VerbPeek, 1)
-	g, err := l.decide(ctx, 1, driver.Ask)
+	var g grant
+	err := l.decide(ctx, 1, driver.Ask, &g)
 	var d Decision
 	if err == nil {
 		g.Wait++ // it was refused, by a bound one microsecond short of now
 		d = g.decision()
 	}
 	if end != nil {
-		end(outcome(g, d, err))
+		end(outcome(&g, d, err))
 	}
 	return d, err
 }
@@ -177,35 +179,40 @@ func (l *Limiter) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// decide is the one path to the store: it asks for n permits no further off than bound, in microseconds.
-func (l *Limiter) decide(ctx context.Context, n int, bound int64) (grant, error) {
+// decide is the one path to the store: it asks for n permits no further off than bound, in microseconds. It answers into
+// g, which is not worth copying on its way.
+func (l *Limiter) decide(ctx context.Context, n int, bound int64, g *grant) error {
 	if err := l.usable(ctx); err != nil {
-		return grant{}, err
+		return err
 	}
 	if n < 1 {
-		return grant{}, invalidf("%d permits asked for; at least 1 is needed", n)
+		return invalidf("%d permits asked for; at least 1 is needed", n)
 	}
 	if l.shared != nil {
-		return l.decideShared(ctx, n, bound)
+		return l.decideShared(ctx, n, bound, g)
 	}
-	return l.decideBy(ctx, l.plan, l.key, n, bound)
+	return l.decideBy(ctx, l.plan, l.key, n, bound, g)
 }
 
 // decideBy decides by a plan.
-func (l *Limiter) decideBy(ctx context.Context, p *plan, key string, n int, bound int64) (grant, error) {
+func (l *Limiter) decideBy(ctx context.Context, p *plan, key string, n int, bound int64, g *grant) (err error) {
 	if most := p.rule.Max(); n > most {
-		return grant{}, neverAllowed(n, most)
+		return neverAllowed(n, most)
 	}
-	bound = min(bound, p.rule.Horizon(int64(n)))
+	if bound > 0 {
+		bound = min(bound, p.rule.Horizon(int64(n)))
+	}
 	request := driver.Request{Cost: int64(n), Bound: bound}
 	if m, ok := l.store.(*memoryStore); ok && p.shared == nil {
-		return m.decideAt(l.seat, p, key, request, 0), nil
+		m.decideAt(l.seat, p, key, request, 0, g)
+		return nil
 	}
-	return l.store.decide(ctx, p, key, request, 0)
+	*g, err = l.store.decide(ctx, p, key, request, 0)
+	return err
 }
 
 // decision tells a user what a grant says.
-func (g grant) decision() Decision {
+func (g *grant) decision() Decision {
 	return Decision{
 		Allowed:    g.Wait >= 0,
 		Limit:      g.plan.rule.Limit(),

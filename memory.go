@@ -21,7 +21,8 @@ import (
 // testing/synctest; make it inside the bubble. Limiters that are as new are forgotten as new keys come in, so memory is
 // bounded by a small multiple of those that are not.
 func Memory() Store {
-	m := &memoryStore{base: time.Now(), seed: maphash.MakeSeed(), shared: make(map[string]terms)}
+	base := time.Now()
+	m := &memoryStore{base: base, epoch: base.UnixMicro(), seed: maphash.MakeSeed(), shared: make(map[string]terms)}
 	for i := range m.shards {
 		m.shards[i].entries = make(map[string]*entry)
 	}
@@ -30,6 +31,7 @@ func Memory() Store {
 
 type memoryStore struct {
 	base   time.Time     // the clock is this and what has passed since, which no correction of the wall clock changes
+	epoch  int64         // base, µs since 1970
 	lives  atomic.Uint64 // states begun so far
 	seed   maphash.Seed
 	shards [shards]shard
@@ -67,7 +69,7 @@ type seat = atomic.Pointer[entry]
 func (m *memoryStore) source() Source { return SourceMemory }
 
 func (m *memoryStore) now() int64 {
-	return m.base.UnixMicro() + time.Since(m.base).Microseconds()
+	return m.epoch + time.Since(m.base).Microseconds()
 }
 
 func (m *memoryStore) shard(key string) *shard {
@@ -82,20 +84,21 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 			return grant{}, &movedError{text}
 		}
 	}
-	return m.decideAt(nil, p, key, request, life), nil
+	m.decideAt(nil, p, key, request, life, &g)
+	return g, nil
 }
 
 // decideAt decides by the entry that sits at, which may be nil, or else finds it.
 //
 // The clock is read before any lock is taken, which keeps the locks short. Whoever then comes later than one who read it
 // after him decides by the other's instant, which lies within his own call too: an entry's instants never go back.
-func (m *memoryStore) decideAt(at *seat, p *plan, key string, request driver.Request, life uint64) grant {
+func (m *memoryStore) decideAt(at *seat, p *plan, key string, request driver.Request, life uint64, g *grant) {
 	now := m.now()
-	g := grant{store: m, plan: p, key: key, life: life}
+	g.store, g.plan, g.key, g.life = m, p, key, life
 	if at != nil {
 		if e := at.Load(); e != nil {
-			if _, ok := e.decide(m, now, request, &g); ok {
-				return g
+			if _, ok := e.decide(m, now, request, g); ok {
+				return
 			}
 		}
 	}
@@ -107,7 +110,7 @@ func (m *memoryStore) decideAt(at *seat, p *plan, key string, request driver.Req
 	if !found {
 		e = &entry{expires: math.MinInt64}
 	}
-	changed, _ := e.decide(m, s.now, request, &g)
+	changed, _ := e.decide(m, s.now, request, g)
 	if changed && !found {
 		s.sweep()
 		s.entries[key] = e
@@ -116,7 +119,6 @@ func (m *memoryStore) decideAt(at *seat, p *plan, key string, request driver.Req
 	if at != nil && (changed || found) {
 		at.Store(e)
 	}
-	return g
 }
 
 // decide answers into g, which has the plan and, for what is given back, the life. It reports whether the state changed,
@@ -140,11 +142,8 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 		}
 		e.life = m.lives.Add(1)
 	}
-	requests := [1]driver.Request{request}
-	var replies [1]driver.Reply
-	changed = driver.Run(e.state, g.plan.rule, now, requests[:], replies[:])
-	g.Reply, g.life = replies[0], e.life
-	if changed {
+	g.life = e.life
+	if g.Reply, changed = driver.Answer(e.state, g.plan.rule, now, request); changed {
 		e.plan = g.plan
 	}
 	// A refusal changes nothing, but by a caller's longer parameters what is owed counts for longer.

@@ -84,36 +84,43 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 			return grant{}, &movedError{text}
 		}
 	}
-	m.decideAt(nil, p, key, request, life, &g)
+	g.plan, g.key, g.life = p, key, life
+	m.decideAt(nil, request, &g)
 	return g, nil
 }
 
-// decideAt decides by the entry that sits at, which may be nil, or else finds it.
+// decideAt answers into g, which has the plan, the key and, for what is given back, the life. It decides by the entry that
+// sits at, which may be nil, or else finds it.
 //
 // The clock is read before any lock is taken, which keeps the locks short. Whoever then comes later than one who read it
 // after him decides by the other's instant, which lies within his own call too: an entry's instants never go back.
-func (m *memoryStore) decideAt(at *seat, p *plan, key string, request driver.Request, life uint64, g *grant) {
+func (m *memoryStore) decideAt(at *seat, request driver.Request, g *grant) {
 	now := m.now()
-	g.store, g.plan, g.key, g.life = m, p, key, life
+	g.store = m
+	var last *entry
 	if at != nil {
-		if e := at.Load(); e != nil {
-			if _, ok := e.decide(m, now, request, g); ok {
+		if last = at.Load(); last != nil {
+			if here, _ := last.decide(m, now, request, g, true); here {
 				return
 			}
 		}
 	}
-	s := m.shard(key)
+	s := m.shard(g.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = max(s.now, now)
-	e, found := s.entries[key]
-	if !found {
-		e = &entry{expires: math.MinInt64}
+	e, found := s.entries[g.key]
+	switch {
+	case found:
+	case last != nil: // it was forgotten, and will do as a new one
+		e = last
+	default:
+		e = &entry{gone: true, expires: math.MinInt64}
 	}
-	changed, _ := e.decide(m, s.now, request, g)
+	_, changed := e.decide(m, s.now, request, g, false)
 	if changed && !found {
 		s.sweep()
-		s.entries[key] = e
+		s.entries[g.key] = e
 		s.most = max(s.most, len(s.entries))
 	}
 	if at != nil && (changed || found) {
@@ -121,12 +128,12 @@ func (m *memoryStore) decideAt(at *seat, p *plan, key string, request driver.Req
 	}
 }
 
-// decide answers into g, which has the plan and, for what is given back, the life. It reports whether the state changed,
-// and whether the entry was there to decide at all.
-func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *grant) (changed, ok bool) {
+// decide answers into g, unless the entry must be in its shard and is not here. It reports whether the state changed; whoever
+// has changed one that was gone has the shard's lock, and puts it back.
+func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *grant, must bool) (here, changed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.gone {
+	if must && e.gone {
 		return false, false
 	}
 	now = max(now, e.now)
@@ -134,7 +141,7 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 	fresh := e.expires < now // as Redis forgets it, by whatever parameters it was counted
 	if request.Cost < 0 && (fresh || g.life != e.life) {
 		*g = grant{} // what the receipt was for is gone
-		return false, true
+		return true, false
 	}
 	if fresh {
 		if e.plan != g.plan { // by its own parameters, a state that is as new is a new one
@@ -143,14 +150,14 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 		e.life = m.lives.Add(1)
 	}
 	g.life = e.life
-	if g.Reply, changed = driver.Answer(e.state, g.plan.rule, now, request); changed {
-		e.plan = g.plan
+	if changed = driver.Answer(e.state, g.plan.rule, now, request, &g.Reply); changed {
+		e.plan, e.gone = g.plan, false
 	}
 	// A refusal changes nothing, but by a caller's longer parameters what is owed counts for longer.
 	if until := now + g.Reset; changed || !fresh && until > e.expires {
 		e.expires = until
 	}
-	return changed, true
+	return true, changed
 }
 
 // sweep looks at a few entries, wherever the map begins this time, and forgets those that have expired. Called for
@@ -160,7 +167,7 @@ func (s *shard) sweep() {
 	for key, e := range s.entries {
 		e.mu.Lock()
 		if e.expires < s.now {
-			s.forget(key, e)
+			s.leave(key, e)
 		}
 		e.mu.Unlock()
 		if looked++; looked == 4 {
@@ -174,11 +181,19 @@ func (s *shard) sweep() {
 	}
 }
 
-// forget is under the locks of both.
-func (s *shard) forget(key string, e *entry) {
+// leave takes an entry out. Under the locks of both.
+func (s *shard) leave(key string, e *entry) {
 	e.gone = true
 	s.now = max(s.now, e.now)
 	delete(s.entries, key)
+}
+
+// forget makes a limiter as new before its time.
+func (s *shard) forget(key string, e *entry) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.leave(key, e)
+	e.plan, e.expires = nil, math.MinInt64
 }
 
 // forgetAll forgets the entries whose keys begin so.
@@ -187,9 +202,7 @@ func (s *shard) forgetAll(prefix string) {
 	defer s.mu.Unlock()
 	for key, e := range s.entries {
 		if strings.HasPrefix(key, prefix) {
-			e.mu.Lock()
 			s.forget(key, e)
-			e.mu.Unlock()
 		}
 	}
 }
@@ -199,8 +212,6 @@ func (m *memoryStore) reset(_ context.Context, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.entries[key]; e != nil {
-		e.mu.Lock()
-		defer e.mu.Unlock()
 		s.forget(key, e)
 	}
 	return nil

@@ -39,13 +39,13 @@ func ParseReply(n []int64) Reply {
 // back, the rule is another one, or the algorithm counts refusals. Run reports whether it saved the state.
 func Run(state algos.State, rule algos.Rule, now int64, requests []Request, replies []Reply) (changed bool) {
 	if len(requests) == 1 {
-		replies[0], changed = Answer(state, rule, now, requests[0])
-		return changed
+		return Answer(state, rule, now, requests[0], &replies[0])
 	}
 	changed = state.Load(rule, now)
 	for i, request := range requests {
-		reply, took := answer(state, request)
-		replies[i], changed = reply, changed || took
+		if answer(state, request, &replies[i]) {
+			changed = true
+		}
 	}
 	if changed {
 		state.Save()
@@ -59,22 +59,26 @@ type decider interface {
 }
 
 // Answer is Run for a lone request.
-func Answer(state algos.State, rule algos.Rule, now int64, request Request) (reply Reply, changed bool) {
+func Answer(state algos.State, rule algos.Rule, now int64, request Request, reply *Reply) (changed bool) {
 	if d, can := state.(decider); can && request.Cost > 0 {
 		if wait, receipt, status, ok := d.Decide(rule, now, request.Cost, request.Bound); ok {
-			return Reply{wait, status.Remaining, status.ResetAfter, receipt}, wait >= 0
+			reply.Wait, reply.Remaining, reply.Reset, reply.Receipt = wait, status.Remaining, status.ResetAfter, receipt
+			return wait >= 0
 		}
 	}
 	changed = state.Load(rule, now)
-	reply, took := answer(state, request)
-	if changed = changed || took; changed {
+	if answer(state, request, reply) {
+		changed = true
+	}
+	if changed {
 		state.Save()
 	}
-	return reply, changed
+	return changed
 }
 
 // answer answers one request by the loaded state, and reports whether that has changed.
-func answer(state algos.State, request Request) (reply Reply, changed bool) {
+func answer(state algos.State, request Request, reply *Reply) (changed bool) {
+	*reply = Reply{}
 	if request.Cost > 0 {
 		reply.Wait = state.Earliest(request.Cost)
 		if reply.Wait <= request.Bound {
@@ -93,5 +97,5 @@ func answer(state algos.State, request Request) (reply Reply, changed bool) {
 	}
 	status := state.Status()
 	reply.Remaining, reply.Reset = status.Remaining, status.ResetAfter
-	return reply, changed
+	return changed
 }

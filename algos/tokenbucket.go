@@ -93,9 +93,8 @@ func (b *bucket) Load(rule Rule, now int64) (changed bool) {
 	return b.load(b.rule.pace, now)
 }
 
-// Decide answers a lone request in one step, and saves what it takes. What it answers is what Load, Earliest, Take, Status
-// and Save do. It leaves to them whatever is rare, and is then not ok: holes, another pace, a clock that went back, a line
-// to be folded.
+// Decide implements State. It leaves to the others whatever is rare: holes, another pace, a clock that went back, a line to
+// be folded.
 func (b *bucket) Decide(rule Rule, now, cost, bound int64) (wait int64, receipt Receipt, status Status, ok bool) {
 	r, s := rule.(*tokenBucket), &b.saved
 	start, name, taken, length, part := s.start, s.name, s.taken, s.length, s.part

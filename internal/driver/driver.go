@@ -53,15 +53,10 @@ func Run(state algos.State, rule algos.Rule, now int64, requests []Request, repl
 	return changed
 }
 
-// A decider is a State that may answer a lone request in one step; wait is a Reply's.
-type decider interface {
-	Decide(rule algos.Rule, now, cost, bound int64) (wait int64, receipt algos.Receipt, status algos.Status, ok bool)
-}
-
 // Answer is Run for a lone request.
 func Answer(state algos.State, rule algos.Rule, now int64, request Request, reply *Reply) (changed bool) {
-	if d, can := state.(decider); can && request.Cost > 0 {
-		if wait, receipt, status, ok := d.Decide(rule, now, request.Cost, request.Bound); ok {
+	if request.Cost > 0 {
+		if wait, receipt, status, ok := state.Decide(rule, now, request.Cost, request.Bound); ok {
 			reply.Wait, reply.Remaining, reply.Reset, reply.Receipt = wait, status.Remaining, status.ResetAfter, receipt
 			return wait >= 0
 		}

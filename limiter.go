@@ -114,6 +114,11 @@ func (l *Limiter) Allow(ctx context.Context) (Decision, error) { return l.AllowN
 // Errors: ErrInvalid if n < 1, ErrNeverAllowed if n is more than the limiter ever grants, the context's error if it
 // has ended before the call, and *StoreError if the store failed or the context ended during the call.
 func (l *Limiter) AllowN(ctx context.Context, n int) (d Decision, err error) {
+	if m, ok := l.store.(*memoryStore); ok && l.plan != nil && l.hook == nil && n >= 1 && n <= l.plan.most && ctx.Err() == nil {
+		if e := l.seat.Load(); e != nil && e.allow(m, l.plan, int64(n), &d) {
+			return d, nil // by the shortest way, which skips nothing that would have done anything
+		}
+	}
 	ctx, end := l.begin(ctx, VerbAllow, n)
 	var g grant
 	if err = l.decide(ctx, n, 0, &g); err == nil {
@@ -194,8 +199,8 @@ func (l *Limiter) decide(ctx context.Context, n int, bound int64, g *grant) erro
 
 // decideBy decides by a plan.
 func (l *Limiter) decideBy(ctx context.Context, p *plan, key string, n int, bound int64, g *grant) (err error) {
-	if most := p.rule.Max(); n > most {
-		return neverAllowed(n, most)
+	if n > p.most {
+		return neverAllowed(n, p.most)
 	}
 	if bound > 0 {
 		bound = min(bound, p.rule.Horizon(int64(n)))
@@ -219,7 +224,7 @@ func (g *grant) decision() (d Decision) {
 // tell writes the decision where it is wanted, which is quicker.
 func (g *grant) tell(d *Decision) {
 	d.Allowed = g.Wait >= 0
-	d.Limit = g.plan.rule.Limit()
+	d.Limit = g.plan.limit
 	d.Remaining = int(g.Remaining)
 	d.RetryAfter = micros(max(-g.Wait, 0))
 	d.ResetAfter = micros(g.Reset)

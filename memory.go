@@ -137,7 +137,6 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 		return false, false
 	}
 	now = max(now, e.now)
-	e.now = now
 	fresh := e.expires < now // as Redis forgets it, by whatever parameters it was counted
 	if request.Cost < 0 && (fresh || g.life != e.life) {
 		*g = grant{} // what the receipt was for is gone
@@ -150,14 +149,47 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 		e.life = m.lives.Add(1)
 	}
 	g.life = e.life
-	if changed = driver.Answer(e.state, g.plan.rule, now, request, &g.Reply); changed {
-		e.plan, e.gone = g.plan, false
+	changed = driver.Answer(e.state, g.plan.rule, now, request, &g.Reply)
+	e.decided(g.plan, now, now+g.Reset, changed)
+	return true, changed
+}
+
+// allow is decide for what is asked most, in the fewest steps: n permits now, of a live limiter whose state answers in one.
+// Otherwise it does nothing, and is not ok.
+func (e *entry) allow(m *memoryStore, p *plan, n int64, d *Decision) (ok bool) {
+	now := m.now()
+	e.mu.Lock()
+	now = max(now, e.now)
+	var wait int64
+	var status algos.Status
+	if !e.gone && now <= e.expires {
+		wait, _, status, ok = e.state.Decide(p.rule, now, n, 0)
+	}
+	if ok {
+		e.decided(p, now, now+status.ResetAfter, wait >= 0)
+	}
+	e.mu.Unlock()
+	if ok {
+		d.Allowed = wait >= 0
+		d.Limit = p.limit
+		d.Remaining = int(status.Remaining)
+		d.RetryAfter = micros(max(-wait, 0))
+		d.ResetAfter = micros(status.ResetAfter)
+		d.Source = SourceMemory
+	}
+	return ok
+}
+
+// decided notes what a decision by a plan did to the state, which is then owed to until.
+func (e *entry) decided(p *plan, now, until int64, changed bool) {
+	e.now = now
+	if changed {
+		e.plan, e.gone = p, false
 	}
 	// A refusal changes nothing, but by a caller's longer parameters what is owed counts for longer.
-	if until := now + g.Reset; changed || !fresh && until > e.expires {
+	if changed || now <= e.expires && until > e.expires {
 		e.expires = until
 	}
-	return true, changed
 }
 
 // sweep looks at a few entries, wherever the map begins this time, and forgets those that have expired. Called for

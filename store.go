@@ -36,6 +36,8 @@ type grant struct {
 type plan struct {
 	observer
 	rule   algos.Rule
+	limit  int // the rule's Limit
+	most   int // the rule's Max
 	script driver.Script
 	sha1   any                    // the script's, as an argument, boxed once
 	params atomic.Pointer[params] // the rule's parameters too, as they were last needed
@@ -63,7 +65,7 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{rule: rule}
+	p := &plan{rule: rule, limit: rule.Limit(), most: rule.Max()}
 	if p.script, err = driver.NewScript(rule); err != nil {
 		return nil, err
 	}

@@ -14,6 +14,15 @@ import (
 func TestMemoryForgetsLimitersThatAreAsNew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := Memory()
+		flood, err := New(store, "flood", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 50_000 { // live at the same time, and never seen again
+			if _, err := flood.For(fmt.Sprint(i)).Allow(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		}
 		l, err := New(store, "users", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
 		if err != nil {
 			t.Fatal(err)
@@ -26,6 +35,11 @@ func TestMemoryForgetsLimitersThatAreAsNew(t *testing.T) {
 		}
 		if kept := store.(*memoryStore).kept(); kept > 1000 {
 			t.Errorf("%d entries for a hundred live limiters", kept)
+		}
+		for i := range store.(*memoryStore).shards {
+			if s := &store.(*memoryStore).shards[i]; s.most > 100 {
+				t.Errorf("shard %d has room for %d entries, and %d", i, s.most, len(s.entries))
+			}
 		}
 		for i := range 1000 { // neither a peek nor a refusal makes an entry
 			if _, err := l.For("peek", fmt.Sprint(i)).Peek(context.Background()); err != nil {

@@ -14,12 +14,12 @@ import (
 // A Limiter is immutable, safe for concurrent use, and needs no closing.
 type Limiter struct {
 	store  Store
+	seat   *seat   // of a store in memory, for one that is not shared
 	plan   *plan   // nil for one whose terms are in the store:
 	shared *shared // what it knows of them
 	path   string  // the key and its parts, escaped
 	parts  string  // of a shared limiter: its parts alone, escaped
 	key    string  // where the state is stored, for one that is not shared
-	seat   *seat   // of a store in memory, for one that is not shared
 	err    error   // what was wrong with the parts
 
 	observer
@@ -77,9 +77,9 @@ func (l *Limiter) apply(opts []Option) error {
 // Without parts, or with an empty one, every call on the result returns an error that matches ErrInvalid: an empty
 // user name must not become a limit that all nameless users share.
 func (l *Limiter) For(parts ...string) *Limiter {
-	both := struct { // in one allocation
-		Limiter
+	both := struct { // in one allocation, side by side
 		seat
+		Limiter
 	}{Limiter: *l}
 	sub := &both.Limiter
 	sub.seat = &both.seat

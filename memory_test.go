@@ -93,6 +93,46 @@ func TestMemoryForgetsWhatWasASharedLimiters(t *testing.T) {
 	})
 }
 
+// Not for one who finds the limiter as new each time, nor for one whose entry was forgotten meanwhile.
+func TestAllowInMemoryAllocatesNothing(t *testing.T) {
+	ctx := context.Background()
+	m := Memory()
+	root, err := New(m, "users", algos.TokenBucket{Rate: 1_000_000, Per: time.Second, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, n := root.For("one"), 0
+	asNew := func() {
+		if _, err := l.Allow(ctx); err != nil {
+			t.Error(err)
+		}
+		for began := time.Now(); time.Since(began) < 3*time.Microsecond; {
+			n++
+		}
+	}
+	if got := testing.AllocsPerRun(500, asNew); got != 0 {
+		t.Errorf("as new each time: %v allocations", got)
+	}
+	forget := func() {
+		s := m.(*memoryStore).shard(l.key)
+		s.mu.Lock()
+		e := l.seat.Load()
+		e.mu.Lock()
+		if s.entries[l.key] == e {
+			s.leave(l.key, e)
+		}
+		e.mu.Unlock()
+		s.mu.Unlock()
+		asNew()
+	}
+	if got := testing.AllocsPerRun(500, forget); got != 0 {
+		t.Errorf("forgotten each time: %v allocations", got)
+	}
+	if got := testing.AllocsPerRun(500, func() { _, _ = l.Reserve(ctx) }); got > 1 {
+		t.Errorf("Reserve: %v allocations", got)
+	}
+}
+
 // kept is how many entries there are.
 func (m *memoryStore) kept() (n int) {
 	for i := range m.shards {

@@ -17,8 +17,8 @@ import (
 
 const crowdCallers = 64 // in each process
 
-// crowded is a limit that four processes use up.
-var crowded = algos.TokenBucket{Rate: 1000, Per: time.Second, Burst: 400}
+// many is a limit that four processes use up.
+var many = algos.TokenBucket{Rate: 1000, Per: time.Second, Burst: 400}
 
 // useCrowded has many callers of one process ask for a permit, and after a pause for more again and again. It reports, for each that was admitted, when
 // the call began and ended.
@@ -26,7 +26,7 @@ func useCrowded(opts ...headgate.Option) role {
 	return func(addr string, begin func(), stop <-chan struct{}, report func(string, ...any)) error {
 		rdb := redis.NewClient(&redis.Options{Addr: addr})
 		defer rdb.Close()
-		l, err := headgate.New(headgate.Redis(rdb), "crowd", crowded, opts...)
+		l, err := headgate.New(headgate.Redis(rdb), "crowd", many, opts...)
 		if err != nil {
 			return err
 		}
@@ -94,7 +94,7 @@ func TestACrowdIsNotAdmittedBeyondTheLimit(t *testing.T) {
 				c.say()
 			}
 			ended()
-			if len(calls) < crowded.Burst+crowded.Rate/2 {
+			if len(calls) < many.Burst+many.Rate/2 {
 				t.Fatalf("only %d admissions: the limit was not used up", len(calls))
 			}
 			if leased != (held > 0) {
@@ -109,7 +109,7 @@ func TestACrowdIsNotAdmittedBeyondTheLimit(t *testing.T) {
 					}
 					n++
 					within := c[0] - first[1] + clocks
-					if most := int64(crowded.Burst) + within*int64(crowded.Rate)/crowded.Per.Microseconds(); int64(n) > most {
+					if most := int64(many.Burst) + within*int64(many.Rate)/many.Per.Microseconds(); int64(n) > most {
 						t.Fatalf("from admission %d on, %d were admitted within %d µs; at most %d may be", i, n, within, most)
 					}
 				}

@@ -31,8 +31,8 @@ const (
 	SourceRemembered Source = "remembered"
 	// SourceLease is of permits that the process had taken before: see WithLease.
 	SourceLease Source = "lease"
-	SourceLocal  Source = "local" // in process, by its share of the limit: see Local
-	SourceOpen   Source = "open"  // by nobody: it was admitted without being counted: see FailOpen
+	SourceLocal Source = "local" // in process, by its share of the limit: see Local
+	SourceOpen  Source = "open"  // by nobody: it was admitted without being counted: see FailOpen
 )
 
 // Degraded tells whether Redis was out, and a Fallback decided.

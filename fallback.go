@@ -302,7 +302,7 @@ func (l *Limiter) unseen(n int, bound int64, reason error) (grant, error) {
 	if err != nil {
 		return grant{}, err
 	}
-	p := &plan{observer: l.observer, rule: unknownRule{rule}}
+	p := &plan{observer: l.observer, rule: unknownRule{rule}, limit: math.MaxInt, most: math.MaxInt}
 	return f.open(p, l.key, driver.Request{Cost: int64(n), Bound: bound}), nil
 }
 
@@ -310,7 +310,6 @@ func (l *Limiter) unseen(n int, bound int64, reason error) (grant, error) {
 type unknownRule struct{ algos.Rule }
 
 func (unknownRule) Name() string                           { return "" }
-func (unknownRule) Limit() int                             { return math.MaxInt }
 func (unknownRule) Rate() (permits int, per time.Duration) { return 0, time.Second }
 
 // patiently calls wait until the store does not fail, or may have charged, or the time is up, which wait is told. A

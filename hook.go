@@ -117,6 +117,10 @@ func (l *Limiter) begin(ctx context.Context, verb Verb, cost int) (context.Conte
 	if l.hook == nil {
 		return ctx, nil
 	}
+	return l.begun(ctx, verb, cost)
+}
+
+func (l *Limiter) begun(ctx context.Context, verb Verb, cost int) (context.Context, func(Outcome)) {
 	return l.tell(ctx, Operation{Verb: verb, Algorithm: l.algorithm(), Key: l.path, Cost: cost})
 }
 
@@ -142,7 +146,7 @@ func (o *observer) tell(ctx context.Context, op Operation) (context.Context, fun
 }
 
 // outcome is what a grant and what the caller gets say of an operation.
-func outcome(g grant, d Decision, err error) Outcome {
+func outcome(g *grant, d Decision, err error) Outcome {
 	o := Outcome{Decision: d, Delay: micros(max(g.Wait, 0)), Err: err}
 	if g.plan != nil {
 		permits, per := g.plan.rule.Rate()

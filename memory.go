@@ -2,7 +2,12 @@ package headgate
 
 import (
 	"context"
+	"hash/maphash"
+	"maps"
+	"math"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/headgate-go/headgate/algos"
@@ -16,82 +21,232 @@ import (
 // testing/synctest; make it inside the bubble. Limiters that are as new are forgotten as new keys come in, so memory is
 // bounded by a small multiple of those that are not.
 func Memory() Store {
-	return &memoryStore{base: time.Now(), entries: make(map[string]*entry), shared: make(map[string]terms)}
+	base := time.Now()
+	m := &memoryStore{base: base, epoch: base.UnixMicro(), seed: maphash.MakeSeed(), shared: make(map[string]terms)}
+	for i := range m.shards {
+		m.shards[i].entries = make(map[string]*entry)
+	}
+	return m
 }
 
 type memoryStore struct {
-	base time.Time // the clock is this and what has passed since, which no correction of the wall clock changes
+	base   time.Time     // the clock is this and what has passed since, which no correction of the wall clock changes
+	epoch  int64         // base, µs since 1970
+	lives  atomic.Uint64 // states begun so far
+	seed   maphash.Seed
+	shards [shards]shard
 
+	termsMu sync.RWMutex // held for reading by decisions of shared limiters, for writing by changes to their terms
+	shared  map[string]terms
+}
+
+// shards is into how many the keys are divided, so that new keys seldom wait for each other.
+const shards = 64
+
+// A shard has the entries of some of the keys. Its lock comes before those of its entries.
+type shard struct {
 	mu      sync.Mutex
 	entries map[string]*entry
-	lives   uint64           // states made so far
-	shared  map[string]terms // of shared limiters, by their key
+	most    int   // entries since the map was made
+	now     int64 // the latest instant of which it knows: nobody decides by an earlier one on a new entry
+	_       [32]byte
 }
 
 // An entry is the state of one limiter.
 type entry struct {
+	mu      sync.Mutex
+	gone    bool // from the shard: whoever has kept the entry looks again
 	state   algos.State
+	plan    *plan // by which the state was saved
 	life    uint64
 	expires int64 // when it is as new, µs since 1970
+	now     int64 // the latest instant at which it decided
 }
+
+// A seat keeps a limiter's entry at hand.
+type seat = atomic.Pointer[entry]
 
 func (m *memoryStore) source() Source { return SourceMemory }
 
 func (m *memoryStore) close(context.Context) error { return nil }
 
 func (m *memoryStore) now() int64 {
-	return m.base.UnixMicro() + time.Since(m.base).Microseconds()
+	return m.epoch + time.Since(m.base).Microseconds()
 }
 
-func (m *memoryStore) decide(_ context.Context, p *plan, key string, request driver.Request, life uint64) (grant, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.now()
+func (m *memoryStore) shard(key string) *shard {
+	return &m.shards[maphash.String(m.seed, key)%shards]
+}
+
+func (m *memoryStore) decide(_ context.Context, p *plan, key string, request driver.Request, life uint64) (g grant, err error) {
 	if p.shared != nil {
-		if text := m.termsAt(p.shared.key).text; text != p.terms {
+		m.termsMu.RLock()
+		defer m.termsMu.RUnlock()
+		if text := m.termsAt(p.shared.key, m.now()).text; text != p.terms {
 			return grant{}, &movedError{text}
 		}
 	}
-	e := m.entries[key]
-	fresh := e == nil || e.expires < now // as Redis forgets it, by whatever parameters it was counted
-	if fresh {
-		m.lives++
-		e = &entry{state: p.rule.NewState(), life: m.lives}
-	}
-	if request.Cost < 0 && life != e.life {
-		return grant{}, nil // what the receipt was for is gone
-	}
-	requests := [1]driver.Request{request}
-	var replies [1]driver.Reply
-	changed := driver.Run(e.state, p.rule, now, requests[:], replies[:])
-	// A refusal changes nothing, but by a caller's longer parameters what is owed counts for longer.
-	if until := now + replies[0].Reset; changed || !fresh && until > e.expires {
-		e.expires = until
-		if fresh {
-			m.sweep(now)
-			m.entries[key] = e
+	g.plan, g.key, g.life = p, key, life
+	m.decideAt(nil, request, &g)
+	return g, nil
+}
+
+// decideAt answers into g, which has the plan, the key and, for what is given back, the life. It decides by the entry that
+// sits at, which may be nil, or else finds it.
+//
+// The clock is read before any lock is taken, which keeps the locks short. Whoever then comes later than one who read it
+// after him decides by the other's instant, which lies within his own call too: an entry's instants never go back.
+func (m *memoryStore) decideAt(at *seat, request driver.Request, g *grant) {
+	now := m.now()
+	g.store = m
+	var last *entry
+	if at != nil {
+		if last = at.Load(); last != nil {
+			if here, _ := last.decide(m, now, request, g, true); here {
+				return
+			}
 		}
 	}
-	return grant{Reply: replies[0], store: m, life: e.life, plan: p, key: key}, nil
+	s := m.shard(g.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = max(s.now, now)
+	e, found := s.entries[g.key]
+	switch {
+	case found:
+	case last != nil: // it was forgotten, and will do as a new one
+		e = last
+	default:
+		e = &entry{gone: true, expires: math.MinInt64}
+	}
+	_, changed := e.decide(m, s.now, request, g, false)
+	if changed && !found {
+		s.sweep()
+		s.entries[g.key] = e
+		s.most = max(s.most, len(s.entries))
+	}
+	if at != nil && (changed || found) {
+		at.Store(e)
+	}
+}
+
+// decide answers into g, unless the entry must be in its shard and is not here. It reports whether the state changed; whoever
+// has changed one that was gone has the shard's lock, and puts it back.
+func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *grant, must bool) (here, changed bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if must && e.gone {
+		return false, false
+	}
+	now = max(now, e.now)
+	fresh := e.expires < now // as Redis forgets it, by whatever parameters it was counted
+	if request.Cost < 0 && (fresh || g.life != e.life) {
+		*g = grant{} // what the receipt was for is gone
+		return true, false
+	}
+	if fresh {
+		if e.plan != g.plan { // by its own parameters, a state that is as new is a new one
+			e.state, e.plan = g.plan.rule.NewState(), g.plan
+		}
+		e.life = m.lives.Add(1)
+	}
+	g.life = e.life
+	changed = driver.Answer(e.state, g.plan.rule, now, request, &g.Reply)
+	e.decided(g.plan, now, now+g.Reset, changed)
+	return true, changed
+}
+
+// allow is decide for what is asked most, in the fewest steps: n permits now, of a live limiter whose state answers in one.
+// Otherwise it does nothing, and is not ok.
+func (e *entry) allow(m *memoryStore, p *plan, n int64, d *Decision) (ok bool) {
+	now := m.now()
+	e.mu.Lock()
+	now = max(now, e.now)
+	var wait int64
+	var status algos.Status
+	if !e.gone && now <= e.expires {
+		wait, _, status, ok = e.state.Decide(p.rule, now, n, 0)
+	}
+	if ok {
+		e.decided(p, now, now+status.ResetAfter, wait >= 0)
+	}
+	e.mu.Unlock()
+	if ok {
+		d.Allowed = wait >= 0
+		d.Limit = p.limit
+		d.Remaining = int(status.Remaining)
+		d.RetryAfter = micros(max(-wait, 0))
+		d.ResetAfter = micros(status.ResetAfter)
+		d.Source = SourceMemory
+	}
+	return ok
+}
+
+// decided notes what a decision by a plan did to the state, which is then owed to until.
+func (e *entry) decided(p *plan, now, until int64, changed bool) {
+	e.now = now
+	if changed {
+		e.plan, e.gone = p, false
+	}
+	// A refusal changes nothing, but by a caller's longer parameters what is owed counts for longer.
+	if changed || now <= e.expires && until > e.expires {
+		e.expires = until
+	}
 }
 
 // sweep looks at a few entries, wherever the map begins this time, and forgets those that have expired. Called for
-// each new key, it keeps the map at a small multiple of the live ones.
-func (m *memoryStore) sweep(now int64) {
+// each new key, it keeps the map at a small multiple of the live ones. Under mu.
+func (s *shard) sweep() {
 	looked := 0
-	for key, e := range m.entries {
-		if e.expires < now {
-			delete(m.entries, key)
+	for key, e := range s.entries {
+		e.mu.Lock()
+		if e.expires < s.now {
+			s.leave(key, e)
 		}
+		e.mu.Unlock()
 		if looked++; looked == 4 {
-			return
+			break
+		}
+	}
+	if s.most >= 64 && len(s.entries) < s.most/4 { // a map never shrinks, and takes longer to look through when it is empty
+		kept := make(map[string]*entry, len(s.entries))
+		maps.Copy(kept, s.entries)
+		s.entries, s.most = kept, len(kept)
+	}
+}
+
+// leave takes an entry out. Under the locks of both.
+func (s *shard) leave(key string, e *entry) {
+	e.gone = true
+	s.now = max(s.now, e.now)
+	delete(s.entries, key)
+}
+
+// forget makes a limiter as new before its time.
+func (s *shard) forget(key string, e *entry) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.leave(key, e)
+	e.plan, e.expires = nil, math.MinInt64
+}
+
+// forgetAll forgets the entries whose keys begin so.
+func (s *shard) forgetAll(prefix string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, e := range s.entries {
+		if strings.HasPrefix(key, prefix) {
+			s.forget(key, e)
 		}
 	}
 }
 
 func (m *memoryStore) reset(_ context.Context, key string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.entries, key)
+	s := m.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil {
+		s.forget(key, e)
+	}
 	return nil
 }

@@ -117,7 +117,7 @@ func TestMergedAnswersAreThoseOfRequestsThatComeOneByOne(t *testing.T) {
 						continue
 					}
 					requests++
-					d := grant{Reply: replies[i], store: l.store, plan: l.plan}.decision()
+					d := (&grant{Reply: replies[i], store: l.store, plan: l.plan}).decision()
 					key := fmt.Sprint(d.Allowed, d.Remaining, d.RetryAfter, d.ResetAfter)
 					if got[key]--; got[key] < 0 {
 						t.Fatalf("nobody was told %s", key)

@@ -103,6 +103,9 @@ func Within(d time.Duration) ReserveOption {
 
 // applyReserveOptions gives the bound that the options set.
 func applyReserveOptions(opts []ReserveOption) (within time.Duration, err error) {
+	if len(opts) == 0 {
+		return math.MaxInt64, nil // and nothing is allocated
+	}
 	o := reserveOptions{within: math.MaxInt64}
 	for _, opt := range opts {
 		if opt == nil {

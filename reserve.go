@@ -55,7 +55,7 @@ func (l *Limiter) ReserveN(ctx context.Context, n int, opts ...ReserveOption) (*
 		d, err = l.reserve(ctx, r, n, within)
 	}
 	if end != nil {
-		end(outcome(r.grant, d, err))
+		end(outcome(&r.grant, d, err))
 	}
 	if err != nil {
 		return nil, err
@@ -68,12 +68,12 @@ func (l *Limiter) reserve(ctx context.Context, r *Reservation, n int, bound time
 	if l.maxWait >= 0 {
 		bound = min(bound, l.maxWait)
 	}
-	g, err := l.decide(ctx, n, bound.Microseconds())
-	if err != nil {
+	g := &r.grant
+	if err := l.decide(ctx, n, bound.Microseconds(), g); err != nil {
 		return Decision{}, err
 	}
 	d := g.decision()
-	r.limiter, r.cost, r.grant, r.slot = l, n, g, time.Now().Add(micros(g.Wait))
+	r.limiter, r.cost, r.slot = l, n, time.Now().Add(micros(g.Wait))
 	if l.hook != nil {
 		r.made = ctx
 	}

@@ -184,32 +184,33 @@ func (l *Limiter) stateKey(p *plan) string {
 }
 
 // decideShared decides by the terms that are stored, whatever this process believes them to be.
-func (l *Limiter) decideShared(ctx context.Context, n int, bound int64) (grant, error) {
+func (l *Limiter) decideShared(ctx context.Context, n int, bound int64, g *grant) error {
 	p := l.shared.plan.Load()
 	var err error
 	for {
 		if p == nil {
 			if p, err = l.refresh(ctx); err != nil {
-				return l.unseen(n, bound, err)
+				*g, err = l.unseen(n, bound, err)
+				return err
 			}
 		}
-		g, err := l.decideBy(ctx, p, l.stateKey(p), n, bound)
+		err = l.decideBy(ctx, p, l.stateKey(p), n, bound, g)
 		switch moved, ok := errors.AsType[*movedError](err); {
 		case ok:
 			if p, err = l.shared.learn(moved.text, l.observer); err != nil {
-				return grant{}, err
+				return err
 			}
 		case errors.Is(err, ErrNeverAllowed): // unless the limit was raised meanwhile
 			now, readErr := l.refresh(ctx)
 			if readErr != nil {
-				return grant{}, readErr
+				return readErr
 			}
 			if now.terms == p.terms {
-				return grant{}, err
+				return err
 			}
 			p = now
 		default:
-			return g, err
+			return err
 		}
 	}
 }

@@ -39,6 +39,8 @@ type plan struct {
 	observer
 	algorithm algos.Algorithm
 	rule      algos.Rule
+	limit     int // the rule's Limit
+	most      int // the rule's Max
 	script    driver.Script
 	sha1      any                    // the script's, as an argument, boxed once
 	params    atomic.Pointer[params] // the rule's parameters too, as they were last needed
@@ -67,7 +69,7 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{algorithm: algorithm, rule: rule}
+	p := &plan{algorithm: algorithm, rule: rule, limit: rule.Limit(), most: rule.Max()}
 	if denier, ok := rule.NewState().(algos.Denier); ok {
 		denier.Load(rule, 0)
 		p.counts = denier.Deny(1)

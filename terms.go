@@ -3,7 +3,6 @@ package headgate
 import (
 	"context"
 	_ "embed"
-	"maps"
 	"strings"
 	"time"
 
@@ -73,11 +72,10 @@ type terms struct {
 	expires int64 // µs since 1970; 0 for never
 }
 
-// termsAt are those that count now. Under mu.
-func (m *memoryStore) termsAt(key string) terms {
+// termsAt are those that count at an instant. Under termsMu.
+func (m *memoryStore) termsAt(key string, now int64) terms {
 	t := m.shared[key]
-	if t.expires != 0 && m.now() >= t.expires {
-		delete(m.shared, key)
+	if t.expires != 0 && now >= t.expires {
 		return terms{}
 	}
 	return t
@@ -85,19 +83,22 @@ func (m *memoryStore) termsAt(key string) terms {
 
 // terms implements Store, as terms.lua does.
 func (m *memoryStore) terms(_ context.Context, key string, c change) (text string, changed bool, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.termsMu.Lock()
+	defer m.termsMu.Unlock()
 	if c.verb == VerbDelete {
 		delete(m.shared, key)
-		maps.DeleteFunc(m.entries, func(state string, _ *entry) bool { return strings.HasPrefix(state, key+":") })
+		for i := range m.shards {
+			m.shards[i].forgetAll(key + ":")
+		}
 		return "0", true, nil
 	}
-	t := m.termsAt(key)
+	now := m.now()
+	t := m.termsAt(key, now)
 	mark, had, _ := strings.Cut(t.text, " ")
 	set := t.text != ""
 	switch {
 	case c.verb == VerbExpire && set:
-		t.expires = m.now() + c.expire.Milliseconds()*1000
+		t.expires = now + c.expire.Milliseconds()*1000
 	case c.verb == VerbClearExpire:
 		t.expires = 0
 	case c.verb == VerbTrySetRate && !set, c.verb == VerbSetRate && had != c.text, c.verb == VerbUpdateRate && set && had != c.text:
@@ -108,18 +109,20 @@ func (m *memoryStore) terms(_ context.Context, key string, c change) (text strin
 	}
 	if t.text != "" {
 		if !set {
-			m.sweepTerms()
+			m.sweepTerms(now)
 		}
 		m.shared[key] = t
 	}
 	return t.text, changed, nil
 }
 
-// sweepTerms is sweep for terms that have expired. Under mu.
-func (m *memoryStore) sweepTerms() {
+// sweepTerms is sweep for terms that have expired. Under termsMu.
+func (m *memoryStore) sweepTerms(now int64) {
 	looked := 0
 	for key := range m.shared {
-		m.termsAt(key)
+		if m.termsAt(key, now).text == "" {
+			delete(m.shared, key)
+		}
 		if looked++; looked == 4 {
 			return
 		}

@@ -23,7 +23,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	var r Reservation
 	d, slept, err := l.wait(ctx, &r, n)
 	if end != nil {
-		o := outcome(r.grant, d, err)
+		o := outcome(&r.grant, d, err)
 		o.Slept = slept
 		end(o)
 	}

@@ -30,14 +30,14 @@ const (
 // overlap, so the grants of any stretch of time w fit in w plus a burst, and the microsecond: that is the whole proof
 // that nothing is over-admitted, and it holds for places given up and taken again too.
 type busyPeriod struct {
-	pace         // what it was last counted by
-	at     int64 // the last save
-	start  int64 // where the line begins
-	taken  int64 // places on the line so far
-	name   int64 // how receipts call it: the start that it was born with
-	spare  int64 // what convert rounded start up by, in 1/spareUnit µs
-	holes  []hole
-	exists bool
+	pace               // what it was last counted by
+	at           int64 // the last save
+	start        int64 // where the line begins
+	taken        int64 // places on the line so far
+	length, part int64 // how long they are: span(taken)
+	name         int64 // how receipts call it: the start that it was born with
+	holes        []hole
+	spare        int64 // what convert rounded start up by, in 1/spareUnit µs
 }
 
 // A hole is a run of places that were given up while others had been taken behind them: from+1 to to.
@@ -49,9 +49,9 @@ type line struct {
 	saved busyPeriod
 	busyPeriod
 
-	now        int64
-	debt, part int64 // how far the line reaches beyond now
-	begun      int64 // places on it that began before now: see passed; known only while there are holes
+	now   int64
+	debt  int64 // how far the line reaches beyond now; the part is the same
+	begun int64 // places on it that began before now: see passed; known only while there are holes
 
 	// What place found, for Take.
 	from     int64
@@ -63,16 +63,17 @@ type line struct {
 func (l *line) load(p pace, now int64) (changed bool) {
 	l.now = now
 	l.busyPeriod = l.saved
-	if l.exists {
+	exists := l.taken > 0
+	if exists {
 		if now < l.at { // the clock went back: so does the line, with all that is owed
 			l.start -= l.at - now
 			changed = true
 		}
-		l.measure()
+		l.debt = l.length - (now - l.start)
 	}
 	repaced := l.pace != p
 	long := l.taken >= foldAbove || now-l.start >= foldAbove
-	if !l.exists || l.drained() || (repaced || long) && l.debt < 0 {
+	if !exists || l.drained() || (repaced || long) && l.debt < 0 {
 		l.refill(p)
 		return changed
 	}
@@ -87,10 +88,10 @@ func (l *line) load(p pace, now int64) (changed bool) {
 	return changed
 }
 
-// measure sets how far the line reaches beyond now.
+// measure sets how long the line is, and how far it reaches beyond now.
 func (l *line) measure() {
-	l.debt, l.part = l.span(l.taken)
-	l.debt -= l.now - l.start
+	l.length, l.part = l.span(l.taken)
+	l.debt = l.length - (l.now - l.start)
 }
 
 // drained tells whether the line ended a microsecond ago or earlier. Until then it goes on: slots are rounded up, and
@@ -102,7 +103,7 @@ func (l *line) drained() bool {
 // refill empties the line: the next permit taken begins a busy period at the pace p.
 func (l *line) refill(p pace) {
 	l.busyPeriod = busyPeriod{pace: p, start: l.now, name: l.now}
-	l.debt, l.part = 0, 0
+	l.debt = 0
 }
 
 // convert recounts the line at another pace: the debt stays the same number of permits, up to maxDebt. The part of a
@@ -165,6 +166,7 @@ func (l *line) fold() {
 	periods := (l.now - l.start) / l.per
 	l.start += periods * l.per
 	l.taken -= periods * l.rate
+	l.length -= periods * l.per
 	l.name, l.holes = l.start, nil
 }
 
@@ -209,6 +211,7 @@ func (l *line) Take(cost int64) Receipt {
 	number := l.from + cost
 	if l.fit < 0 {
 		l.taken, l.debt, l.part = number, l.end, l.rem
+		l.length = l.end + (l.now - l.start)
 	} else if h := l.holes[l.fit]; number < h.to {
 		l.holes = replace(l.holes, l.fit, l.fit+1, hole{number, h.to})
 	} else {
@@ -274,6 +277,5 @@ func (l *line) firstHole() (length, us, part int64) {
 // Save implements State.
 func (l *line) Save() {
 	l.at = l.now
-	l.exists = l.taken > 0
 	l.saved = l.busyPeriod
 }

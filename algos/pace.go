@@ -57,11 +57,10 @@ func (p pace) span(n int64) (us, part int64) {
 
 // permits is how many whole permits fit a span of time.
 func (p pace) permits(us, part int64) int64 {
-	whole, us := us/p.per, us%p.per
 	hi, lo := bits.Mul64(uint64(us), uint64(p.rate))
 	lo, carry := bits.Add64(lo, uint64(part), 0)
 	n, _ := bits.Div64(hi+carry, lo, uint64(p.per))
-	return whole*p.rate + int64(n)
+	return int64(n)
 }
 
 // horizon is how far ahead slots at this pace are promised: no further than maxSpan, nor maxPermits.

@@ -106,6 +106,7 @@ type records struct {
 
 // journal is the State of a SlidingLog.
 type journal struct {
+	stepwise
 	saved records
 	records
 

@@ -55,6 +55,7 @@ func newTokenBucket(name, suffix, field string, p pace, permits int) (Rule, erro
 	}
 	r := &tokenBucket{name: name, suffix: suffix, pace: p, burst: burst, horizon: p.horizon()}
 	r.room, r.part = p.span(burst)
+	r.each, r.eachPart = p.span(1)
 	return r, nil
 }
 
@@ -62,9 +63,10 @@ func newTokenBucket(name, suffix, field string, p pace, permits int) (Rule, erro
 type tokenBucket struct {
 	name, suffix string
 	pace
-	burst      int64
-	room, part int64 // how long a full bucket lasts at its own rate: span(burst)
-	horizon    int64
+	burst          int64
+	room, part     int64 // how long a full bucket lasts at its own rate: span(burst)
+	each, eachPart int64 // span(1)
+	horizon        int64
 }
 
 func (r *tokenBucket) Name() string        { return r.name }
@@ -100,6 +102,45 @@ func (b *bucket) Load(rule Rule, now int64) (changed bool) {
 	return b.load(b.rule.pace, now)
 }
 
+// Decide implements State. It leaves to the others whatever is rare: holes, another pace, a clock that went back, a line to
+// be folded.
+func (b *bucket) Decide(rule Rule, now, cost, bound int64) (wait int64, receipt Receipt, status Status, ok bool) {
+	r, s := rule.(*tokenBucket), &b.saved
+	start, name, taken, length, part := s.start, s.name, s.taken, s.length, s.part
+	debt := length - (now - start)
+	empty := taken == 0 || debt < -1 || debt == -1 && part == 0
+	switch {
+	case taken > 0 && now < s.at:
+		return 0, Receipt{}, Status{}, false
+	case empty: // as refill
+		start, name, taken, length, part, debt = now, now, 0, 0, 0, 0
+	case s.pace != r.pace || len(s.holes) > 0 || taken >= foldAbove || now-start >= foldAbove:
+		return 0, Receipt{}, Status{}, false
+	}
+	us, rem := r.each, r.eachPart
+	if cost != 1 {
+		us, rem = r.span(cost)
+	}
+	if rem += part; rem >= r.rate {
+		us, rem = us+1, rem-r.rate
+	}
+	wait = debt + us - r.room
+	if rem > r.part {
+		wait++
+	}
+	if wait = max(wait, 0); wait <= bound {
+		taken, length, debt, part = taken+cost, length+us, debt+us, rem
+		if empty {
+			*s = busyPeriod{pace: r.pace}
+		}
+		s.at, s.start, s.name, s.taken, s.length, s.part = now, start, name, taken, length, part
+		receipt = Receipt{Period: name, Number: taken}
+	} else {
+		wait = bound - wait
+	}
+	return wait, receipt, Status{Remaining: r.left(debt, part), ResetAfter: max(ceil(debt, part), 0)}, true
+}
+
 // Earliest implements State.
 func (b *bucket) Earliest(cost int64) (wait int64) {
 	us, part := b.place(cost)
@@ -112,21 +153,21 @@ func (b *bucket) Earliest(cost int64) (wait int64) {
 
 // Status implements State.
 func (b *bucket) Status() Status {
-	remaining := b.left(b.debt, b.part)
+	remaining := b.rule.left(b.debt, b.part)
 	if length, us, part := b.firstHole(); length > 0 {
-		remaining = max(remaining, min(length, b.left(us, part)))
+		remaining = max(remaining, min(length, b.rule.left(us, part)))
 	}
 	return Status{Remaining: remaining, ResetAfter: max(ceil(b.debt, b.part), 0)}
 }
 
 // left is how many permits a full bucket has beyond a point of the line.
-func (b *bucket) left(us, part int64) int64 {
-	us, part = b.rule.room-us, b.rule.part-part
+func (r *tokenBucket) left(us, part int64) int64 {
+	us, part = r.room-us, r.part-part
 	if part < 0 {
-		us, part = us-1, part+b.rate
+		us, part = us-1, part+r.rate
 	}
 	if us < 0 {
 		return 0
 	}
-	return min(b.permits(us, part), b.rule.burst)
+	return min(r.permits(us, part), r.burst)
 }

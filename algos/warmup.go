@@ -132,6 +132,7 @@ type effort struct {
 
 // warmth is the State of a WarmUp.
 type warmth struct {
+	stepwise
 	saved effort
 	effort
 

@@ -38,31 +38,59 @@ func ParseReply(n []int64) Reply {
 // which is as long as requests. A batch all of which is refused leaves the state as it was, unless the clock went
 // back, the rule is another one, or the algorithm counts refusals. Run reports whether it saved the state.
 func Run(state algos.State, rule algos.Rule, now int64, requests []Request, replies []Reply) (changed bool) {
+	if len(requests) == 1 {
+		return Answer(state, rule, now, requests[0], &replies[0])
+	}
 	changed = state.Load(rule, now)
 	for i, request := range requests {
-		reply := Reply{}
-		if request.Cost > 0 {
-			reply.Wait = state.Earliest(request.Cost)
-			if reply.Wait <= request.Bound {
-				reply.Receipt = state.Take(request.Cost)
-				changed = true
-			} else {
-				if denier, ok := state.(algos.Denier); ok && request.Bound != Ask && denier.Deny(request.Cost) {
-					reply.Wait = state.Earliest(request.Cost)
-					changed = true
-				}
-				reply.Wait = request.Bound - reply.Wait
-			}
-		} else {
-			reply.Wait = state.GiveBack(request.Receipt, -request.Cost)
+		if answer(state, request, &replies[i]) {
 			changed = true
 		}
-		status := state.Status()
-		reply.Remaining, reply.Reset = status.Remaining, status.ResetAfter
-		replies[i] = reply
 	}
 	if changed {
 		state.Save()
 	}
+	return changed
+}
+
+// Answer is Run for a lone request.
+func Answer(state algos.State, rule algos.Rule, now int64, request Request, reply *Reply) (changed bool) {
+	if request.Cost > 0 {
+		if wait, receipt, status, ok := state.Decide(rule, now, request.Cost, request.Bound); ok {
+			reply.Wait, reply.Remaining, reply.Reset, reply.Receipt = wait, status.Remaining, status.ResetAfter, receipt
+			return wait >= 0
+		}
+	}
+	changed = state.Load(rule, now)
+	if answer(state, request, reply) {
+		changed = true
+	}
+	if changed {
+		state.Save()
+	}
+	return changed
+}
+
+// answer answers one request by the loaded state, and reports whether that has changed.
+func answer(state algos.State, request Request, reply *Reply) (changed bool) {
+	*reply = Reply{}
+	if request.Cost > 0 {
+		reply.Wait = state.Earliest(request.Cost)
+		if reply.Wait <= request.Bound {
+			reply.Receipt = state.Take(request.Cost)
+			changed = true
+		} else {
+			if denier, ok := state.(algos.Denier); ok && request.Bound != Ask && denier.Deny(request.Cost) {
+				reply.Wait = state.Earliest(request.Cost)
+				changed = true
+			}
+			reply.Wait = request.Bound - reply.Wait
+		}
+	} else {
+		reply.Wait = state.GiveBack(request.Receipt, -request.Cost)
+		changed = true
+	}
+	status := state.Status()
+	reply.Remaining, reply.Reset = status.Remaining, status.ResetAfter
 	return changed
 }

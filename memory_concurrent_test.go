@@ -1,0 +1,238 @@
+package headgate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/driver"
+)
+
+// An answered is a request and what was told.
+type answered struct {
+	request driver.Request
+	told    Decision
+}
+
+// Eight goroutines ask at one instant of virtual time, some by the shortest way and some by the longest, for permits now
+// and later. A grant makes the line longer and a refusal does not, so what they were told has an order; and a state that is
+// asked in that order, one by one, tells each of them the same.
+func TestConcurrentDecisionsHaveAnOrder(t *testing.T) {
+	const minute = 60_000_000
+	for name, c := range map[string]struct {
+		bucket algos.TokenBucket
+		hole   bool // on the line, too small for anybody: nothing is then decided in one step
+	}{
+		"even":                    {algos.TokenBucket{Rate: 1000, Per: time.Second, Burst: 300}, false},
+		"uneven":                  {algos.TokenBucket{Rate: 700_001, Per: time.Second, Burst: 500}, false},
+		"as new at most instants": {algos.TokenBucket{Rate: 900_000, Per: time.Second, Burst: 60}, false},
+		"with a hole":             {algos.TokenBucket{Rate: 1000, Per: time.Second, Burst: 300}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := context.Background()
+				m := Memory().(*memoryStore)
+				l, err := New(m, "key", c.bucket)
+				if err != nil {
+					t.Fatal(err)
+				}
+				state := l.plan.rule.NewState()
+				serial := func(request driver.Request) driver.Reply {
+					var replies [1]driver.Reply
+					driver.Run(state, l.plan.rule, m.now(), []driver.Request{request}, replies[:])
+					return replies[0]
+				}
+				for range 60 {
+					if c.hole {
+						given, err := l.ReserveN(ctx, 1)
+						if err != nil {
+							t.Fatal(err)
+						}
+						back := serial(driver.Request{Cost: 1, Bound: minute}).Receipt
+						allow := driver.Request{Cost: 3, Bound: minute}
+						if _, err := l.ReserveN(ctx, 3); err != nil || serial(allow).Wait < 0 {
+							t.Fatal(err)
+						}
+						if err := given.Cancel(ctx); err != nil {
+							t.Fatal(err)
+						}
+						serial(driver.Request{Cost: -1, Receipt: back})
+					}
+					for i, a := range l.ask(t, 8, 25, minute) {
+						g := grant{Reply: serial(a.request), store: m, plan: l.plan}
+						if want := g.decision(); a.told != want {
+							t.Fatalf("%d: %+v: told %+v; one by one it is %+v", i, a.request, a.told, want)
+						}
+					}
+					time.Sleep(time.Duration(rand.IntN(400_000)) * time.Microsecond)
+				}
+			})
+		})
+	}
+}
+
+// ask has so many goroutines ask so often each, and puts what they were told in order.
+func (l *Limiter) ask(t *testing.T, goroutines, times int, later int64) (all []answered) {
+	ctx := context.Background()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			by, within := *l, Within(time.Duration(later)*time.Microsecond) // the entry is at hand, or
+			if rand.IntN(2) == 0 {
+				by.seat = new(seat) // must be looked for
+			}
+			var mine []answered
+			for range times {
+				a := answered{request: driver.Request{Cost: int64(2 + rand.IntN(3))}}
+				var err error
+				if rand.IntN(4) > 0 {
+					a.told, err = by.AllowN(ctx, int(a.request.Cost))
+				} else {
+					a.request.Bound = later
+					var r *Reservation
+					if r, err = by.ReserveN(ctx, int(a.request.Cost), within); err == nil {
+						a.told = r.grant.decision()
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				mine = append(mine, a)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, mine...)
+		})
+	}
+	wg.Wait()
+	slices.SortFunc(all, func(a, b answered) int {
+		if c := cmp.Compare(a.told.ResetAfter, b.told.ResetAfter); c != 0 || a.told.Allowed == b.told.Allowed {
+			return c
+		} else if a.told.Allowed {
+			return -1
+		}
+		return 1
+	})
+	return all
+}
+
+// Who read the clock before another, and comes after him, decides by the other's instant.
+func TestTheClockOfAnEntryNeverGoesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := New(Memory(), "key", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // by the longer way, and by the shorter
+			if d, err := l.Allow(context.Background()); err != nil || !d.Allowed {
+				t.Fatal(d, err)
+			}
+			l.seat.Load().now += 400_000
+		}
+		want := Decision{Limit: 2, RetryAfter: 200 * time.Millisecond, ResetAfter: 1200 * time.Millisecond, Source: SourceMemory}
+		if d, err := l.Allow(context.Background()); err != nil || d != want {
+			t.Errorf("%+v, %v; want %+v", d, err, want)
+		}
+	})
+}
+
+// While entries are forgotten for others and reset under their limiters' hands, a witness counts what each key admits.
+func TestNobodyDecidesByAnEntryThatIsGone(t *testing.T) {
+	ctx := context.Background()
+	const keys, burst = 300, 3
+	m := Memory()
+	slow, err := New(m, "slow", algos.TokenBucket{Rate: 1, Per: 24 * time.Hour, Burst: burst})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fast, err := New(m, "fast", algos.TokenBucket{Rate: 1_000_000, Per: time.Second, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var admitted, resets [keys]atomic.Int64
+	var limiters [keys]*Limiter
+	for i := range limiters {
+		limiters[i] = slow.For(fmt.Sprint(i))
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 4000 {
+				i := rand.IntN(keys)
+				l := limiters[i]
+				switch rand.IntN(8) {
+				case 0:
+					l = slow.For(fmt.Sprint(i))
+				case 1: // half the keys are never reset
+					if i%2 == 0 {
+						resets[i].Add(1)
+						if err := l.Reset(ctx); err != nil {
+							t.Error(err)
+						}
+					}
+				case 2:
+					_, err := fast.For(fmt.Sprint(rand.IntN(1000))).Allow(ctx)
+					if err != nil {
+						t.Error(err)
+					}
+				}
+				if d, err := l.Allow(ctx); err != nil {
+					t.Error(err)
+				} else if d.Allowed {
+					admitted[i].Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := range keys {
+		got, most := admitted[i].Load(), burst*(1+resets[i].Load())
+		if got > most || resets[i].Load() == 0 && got != burst {
+			t.Errorf("key %d admitted %d, and was reset %d times", i, got, resets[i].Load())
+		}
+	}
+}
+
+// A reset takes what was reserved with it, even where its entry serves again.
+func TestAReceiptIsWorthNothingAfterAReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		l, err := New(Memory(), "key", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var last [2]*Reservation
+		for round := range last {
+			for range 2 { // the second one waits
+				if last[round], err = l.Reserve(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if round == 0 {
+				if err := l.Reset(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := last[0].Cancel(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if d, err := l.Peek(ctx); err != nil || d.RetryAfter != 2*time.Second {
+			t.Errorf("%+v, %v: the reservation was another's", d, err)
+		}
+		var denied *DeniedError
+		if _, err := l.Reserve(ctx, Within(time.Second)); !errors.As(err, &denied) {
+			t.Errorf("got %v", err)
+		}
+	})
+}

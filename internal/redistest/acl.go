@@ -38,7 +38,8 @@ func aclArgs() []string {
 	if !restricted() {
 		return nil
 	}
-	rules := strings.Join([]string{"on nopass resetkeys resetchannels nocommands", os.Getenv(Restricted), ACL, ACLLog, ACLShared, ACLTickets, ACLCluster, ACLOther, ACLAsynq}, " ")
+	// Redis 7.0 loads a script's writes from its append-only file as the default user, an expiry as PEXPIREAT.
+	rules := strings.Join([]string{"on nopass resetkeys resetchannels nocommands +pexpireat +unlink", os.Getenv(Restricted), ACL, ACLLog, ACLShared, ACLTickets, ACLCluster, ACLOther, ACLAsynq}, " ")
 	return slices.Concat(
 		[]string{"--user", adminName, "on", ">" + adminPassword, "~*", "&*", "+@all"},
 		append([]string{"--user", "default"}, strings.Fields(rules)...),

@@ -262,3 +262,48 @@ func childServer() bool {
 	server.Shutdown()
 	return true
 }
+
+// Each of two throttles of one server is asked about its own tasks, whichever was configured first.
+func TestTwoThrottlesOnOneServer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	log := &logger{}
+	config := asynq.Config{
+		Concurrency: 2, LogLevel: asynq.ErrorLevel, Logger: log, TaskCheckInterval: 10 * time.Millisecond,
+		ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { t.Errorf("handled: %v", err) }),
+	}
+	mux := asynq.NewServeMux()
+	const tasks = 30
+	for _, kind := range []string{"send", "mail"} {
+		l, err := headgate.New(headgate.Redis(r.rdb), kind, algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		throttle := r.throttle(l, worker.WithTasks(func(_ context.Context, task *asynq.Task) bool { return task.Type() == kind }))
+		if err := throttle.Configure(&config); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(throttle.Drain)
+		mux.Use(throttle.Middleware)
+		mux.HandleFunc(kind, r.note)
+		for i := range tasks {
+			if _, err := r.client.Enqueue(asynq.NewTask(kind, nil), asynq.TaskID(fmt.Sprint(kind, i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	server := asynq.NewServerFromRedisClient(r.rdb, config)
+	if err := server.Start(mux); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Shutdown)
+	r.allRan(2 * tasks)
+	for _, run := range r.ran() {
+		if run.retried != 0 {
+			t.Errorf("%s: asynq counts %d retries", run.id, run.retried)
+		}
+	}
+	if n := log.told(); n != 0 {
+		t.Errorf("it was told %d times that it is not configured", n)
+	}
+}

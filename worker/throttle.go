@@ -131,7 +131,7 @@ func (t *Throttle) Configure(config *asynq.Config) error {
 func (t *Throttle) wrap(config *asynq.Config) {
 	isFailure := config.IsFailure
 	config.IsFailure = func(err error) bool {
-		if isThrottled(err) {
+		if e, ok := errors.AsType[*throttledError](err); ok && e.by == t { // another throttle's is for that one to know of
 			t.owed.Store(0)
 			return false
 		}
@@ -172,7 +172,10 @@ func (t *Throttle) Drain() {
 
 // A throttledError is what asynq is told of a task that goes away until its slot. It is never seen by the server's own
 // functions.
-type throttledError struct{ delay time.Duration }
+type throttledError struct {
+	by    *Throttle
+	delay time.Duration
+}
 
 // Error is what asynq's dashboard shows as the task's last error.
 func (e *throttledError) Error() string {
@@ -188,7 +191,7 @@ func isThrottled(err error) bool {
 func (t *Throttle) bounce(d time.Duration) error {
 	t.owed.Add(1)
 	// asynq cuts the time to a whole second.
-	return &throttledError{delay: d.Truncate(time.Second) + 2*time.Second}
+	return &throttledError{by: t, delay: d.Truncate(time.Second) + 2*time.Second}
 }
 
 // mayBounce tells whether a task may go away by an error without counting as failed. It may not if asynq does not ask

@@ -68,7 +68,9 @@ type call struct {
 	task      *asynq.Task
 	queue, id string
 	cost      int
-	last      bool // an error would archive the task
+	last      bool            // an error would archive the task
+	inLine    bool            // it may hold a ticket
+	drained   <-chan struct{} // closed when it shall wait no longer; nil if it cannot go away
 
 	// What came of it, for tracing:
 	stood  time.Duration // in line
@@ -83,7 +85,7 @@ func (t *Throttle) call(ctx context.Context, task *asynq.Task) (*call, error) {
 	if !ok {
 		return nil, invalidf("the context is not that of an asynq task")
 	}
-	c := &call{task: task, queue: queue, id: id, cost: 1}
+	c := &call{task: task, queue: queue, id: id, cost: 1, drained: t.draining}
 	key := ""
 	if t.opts.key != nil {
 		if key = t.opts.key(ctx, task); key == "" {
@@ -105,9 +107,13 @@ func (t *Throttle) call(ctx context.Context, task *asynq.Task) (*call, error) {
 // throttle returns nil when the task may run: its permits are charged, and their slot has come.
 func (c *call) throttle(ctx context.Context) error {
 	bouncing := c.mayBounce()
-	if !bouncing || c.opts.dedicated {
+	if c.inLine = bouncing && !c.opts.dedicated; !c.inLine {
+		mayLeave := bouncing || c.last // as a clone
+		if !mayLeave {
+			c.drained = nil
+		}
 		slot, err := c.claim(ctx, untilDeadline(ctx), anywhere)
-		if bouncing && errors.Is(err, errTooFar) {
+		if mayLeave && errors.Is(err, errTooFar) {
 			return c.goAway(ctx, standing{known: true}, slot)
 		}
 		return err
@@ -196,7 +202,7 @@ func (c *call) claimOnce(ctx context.Context, bound time.Duration) (slot time.Ti
 	case <-ctx.Done():
 		_ = r.Cancel(ctx)
 		return slot, 0, ctx.Err()
-	case <-c.draining:
+	case <-c.drained:
 		_ = r.Cancel(ctx)
 		return slot, 0, errTooFar
 	}
@@ -214,7 +220,7 @@ const (
 // sit takes a seat for a wait in place, if one is free, or none is needed. The function leaves it.
 func (c *call) sit(where seating) (leave func(), seated bool) {
 	select {
-	case <-c.draining:
+	case <-c.drained:
 		return func() {}, false
 	default:
 	}
@@ -236,7 +242,7 @@ func (c *call) sit(where seating) (leave func(), seated bool) {
 func (c *call) goAway(ctx context.Context, s standing, slot time.Time) error {
 	putOff, err := c.awayFor(ctx, s, slot)
 	switch {
-	case err != nil && !c.last && !c.opts.dedicated:
+	case err != nil && !c.last && c.inLine:
 		return errors.Join(err, c.leave(ctx, c.member()))
 	case err != nil:
 		return err

@@ -115,6 +115,33 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// Where going away would count as a failure, those that wait in place do so through a drain, until asynq takes them back.
+func TestDrainOfAServerThatIsNotConfigured(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ctx := context.Background()
+	l := r.limiter(onePerDay())
+	use(t, l, 1)
+	s := r.start(r.throttle(l), asynq.Config{
+		Concurrency: 3, TaskCheckInterval: 10 * time.Millisecond, LogLevel: asynq.FatalLevel, ShutdownTimeout: 500 * time.Millisecond,
+		ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { t.Errorf("handled: %v", err) }),
+	}, nil)
+	r.enqueueMany(2, asynq.Timeout(1000*time.Hour))
+	r.enqueue("last", asynq.Timeout(1000*time.Hour), asynq.MaxRetry(0))
+	eventually(t, "all three wait in place", func() bool {
+		d, err := l.Peek(ctx)
+		return err == nil && d.RetryAfter > 3*24*time.Hour
+	})
+	s.stop()
+	if q := r.queue(); q.Pending != 2 || q.Scheduled != 1 || q.Size != 3 || q.Failed != 0 {
+		t.Errorf("%+v", q)
+	}
+	eventually(t, "their permits are back", func() bool {
+		d, err := l.Peek(ctx)
+		return err == nil && d.RetryAfter <= 24*time.Hour
+	})
+}
+
 // A promoter dies between releasing a ticket and bringing the task back: another one does, after the grace.
 func TestAPromoterThatDies(t *testing.T) {
 	t.Parallel()

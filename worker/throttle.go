@@ -165,6 +165,9 @@ func (t *Throttle) wrap(config *asynq.Config) {
 // back to their line at once, with their permits, to run elsewhere or after the next start, and their retry counts stay
 // as they are. (Without it they may hold up the shutdown for as long as they wait: asynq tells nobody that it begins.) It
 // ends the promoter and returns when that has ended. It may be called any number of times.
+//
+// In a server that Configure has not prepared tasks cannot go away, except for those on their last attempt: they wait on,
+// and asynq puts those that still do back to the queue at the end of its ShutdownTimeout.
 func (t *Throttle) Drain() {
 	t.drain.Do(func() { close(t.draining) })
 	t.promoter.stop()
@@ -201,8 +204,14 @@ func (t *Throttle) mayBounce() bool {
 		return true
 	}
 	t.told.Do(func() {
-		t.errorf("headgate: this asynq server was not made of a configuration that Throttle.Configure has prepared. " +
-			"Until it is, limited tasks wait in their workers: going away would count as a failure.")
+		if !t.configured.Load() {
+			t.errorf("headgate: Throttle.Configure was not called before this asynq server was made. " +
+				"Until it is, limited tasks wait in their workers: going away would count as a failure.")
+			return
+		}
+		t.errorf("headgate: this asynq server was not made of the configuration that Throttle.Configure has prepared. "+
+			"So the first tasks that were sent away, about %d, have been counted as failed. "+
+			"From now on limited tasks wait in their workers. Call Configure first and make the server then.", t.owed.Load())
 	})
 	return false
 }

@@ -28,8 +28,11 @@ type Client struct {
 // NewClient makes a Client of a limiter and of asynq's client, which stays the caller's to close. An algorithm that
 // queues by itself gives the queue its length: algos.LeakyBucket has a Capacity. The error matches headgate.ErrInvalid.
 func NewClient(limiter *headgate.Limiter, client *asynq.Client) (*Client, error) {
-	if limiter == nil || client == nil {
-		return nil, invalidf("NewClient: the limiter or the client is nil")
+	if !made(limiter) {
+		return nil, invalidf("NewClient: the limiter is nil, or was not made by headgate.New")
+	}
+	if client == nil {
+		return nil, invalidf("NewClient: the client is nil")
 	}
 	return &Client{limiter: limiter, client: client}, nil
 }

@@ -31,12 +31,14 @@ const safety = 5 * time.Second
 // What the handler returns is asynq's to judge, as ever. If Redis fails the task fails with the error, unless
 // WithFailOpen says otherwise.
 func (t *Throttle) Middleware(next asynq.Handler) asynq.Handler {
+	t.setup.used.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		if t.opts.concerns != nil && !t.opts.concerns(ctx, task) {
 			return next.ProcessTask(ctx, task)
 		}
 		c, err := t.call(ctx, task)
 		if err != nil {
+			t.notice(task, err)
 			return err
 		}
 		ctx, traced := c.trace(ctx)
@@ -50,6 +52,7 @@ func (t *Throttle) Middleware(next asynq.Handler) asynq.Handler {
 		case refusal == nil, t.opts.failOpen && isOutage(ctx, refusal):
 			err = next.ProcessTask(ctx, task)
 		default:
+			t.notice(task, refusal)
 			err = refusal
 		}
 		return err
@@ -106,9 +109,10 @@ func (t *Throttle) call(ctx context.Context, task *asynq.Task) (*call, error) {
 
 // throttle returns nil when the task may run: its permits are charged, and their slot has come.
 func (c *call) throttle(ctx context.Context) error {
-	bouncing := c.mayBounce()
+	found := c.inRedis(ctx)
+	bouncing := found && c.mayBounce()
 	if c.inLine = bouncing && !c.opts.dedicated; !c.inLine {
-		mayLeave := bouncing || c.last // as a clone
+		mayLeave := bouncing || found && c.last // as a clone
 		if !mayLeave {
 			c.drained = nil
 		}

@@ -330,7 +330,7 @@ func TestTwoThrottlesOnOneServer(t *testing.T) {
 			t.Errorf("%s: asynq counts %d retries", run.id, run.retried)
 		}
 	}
-	if n := log.told(); n != 0 {
+	if n := log.told("Throttle.Configure"); n != 0 {
 		t.Errorf("it was told %d times that it is not configured", n)
 	}
 }

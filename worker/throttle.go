@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -39,7 +38,7 @@ type Throttle struct {
 	draining chan struct{}
 	drain    sync.Once
 	owed     atomic.Int64 // throttles that asynq was told of and has not asked about
-	told     sync.Once
+	setup    setup
 }
 
 // New makes a Throttle. It makes no call and starts nothing.
@@ -50,10 +49,10 @@ type Throttle struct {
 //
 // The error matches headgate.ErrInvalid.
 func New(limiter *headgate.Limiter, rdb redis.UniversalClient, opts ...Option) (*Throttle, error) {
-	if limiter == nil || limiter.StoredKey("waiting") == "" {
+	if !made(limiter) {
 		return nil, invalidf("the limiter is nil, or was not made by headgate.New")
 	}
-	if rdb == nil {
+	if headgate.Redis(rdb) == nil { // of a pointer that is nil, too
 		return nil, invalidf("the client of asynq's Redis is nil")
 	}
 	t := &Throttle{
@@ -73,15 +72,23 @@ func New(limiter *headgate.Limiter, rdb redis.UniversalClient, opts ...Option) (
 			return nil, err
 		}
 	}
+	if t.opts.dedicated && len(t.opts.ofLines) > 0 {
+		return nil, invalidf("WithDedicated: %s means nothing beside it", t.opts.ofLines[0])
+	}
 	t.promoter = newPromoter(t)
 	return t, nil
+}
+
+// made tells whether a limiter is one that can be used.
+func made(limiter *headgate.Limiter) bool {
+	return limiter != nil && limiter.StoredKey("waiting") != ""
 }
 
 // Configure prepares the configuration of the server that the Throttle is for, and starts its promoter, which Drain
 // ends. Call it once, before the server is made of that configuration: a Throttle serves one server.
 //
 // IsFailure, RetryDelayFunc and ErrorHandler go on to decide about all errors but a throttled task's: that is no failure,
-// comes back when the Throttle says, and is no error to handle. TaskCheckInterval, where it is not set, becomes 25 ms
+// comes back when the Throttle says, and is no error to handle. BaseContext goes on too. TaskCheckInterval, where it is not set, becomes 25 ms
 // and DelayedTaskCheckInterval a second: asynq's own 1 s and 5 s would make tasks late. The rest stays as it is.
 //
 // The error matches headgate.ErrInvalid.
@@ -152,6 +159,15 @@ func (t *Throttle) wrap(config *asynq.Config) {
 		return retryDelay(n, err, task)
 	}
 
+	base := config.BaseContext
+	if base == nil {
+		base = context.Background
+	}
+	config.BaseContext = func() context.Context { // asynq asks before it hands a task on
+		t.taskStarts()
+		return base()
+	}
+
 	if handler := config.ErrorHandler; handler != nil {
 		config.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
 			if !isThrottled(err) {
@@ -195,32 +211,4 @@ func (t *Throttle) bounce(d time.Duration) error {
 	t.owed.Add(1)
 	// asynq cuts the time to a whole second.
 	return &throttledError{by: t, delay: d.Truncate(time.Second) + 2*time.Second}
-}
-
-// mayBounce tells whether a task may go away by an error without counting as failed. It may not if asynq does not ask
-// whether an error is a failure: as many throttles as there are workers can be on their way, and no more.
-func (t *Throttle) mayBounce() bool {
-	if t.configured.Load() && t.owed.Load() <= 2*int64(t.concurrency) {
-		return true
-	}
-	t.told.Do(func() {
-		if !t.configured.Load() {
-			t.errorf("headgate: Throttle.Configure was not called before this asynq server was made. " +
-				"Until it is, limited tasks wait in their workers: going away would count as a failure.")
-			return
-		}
-		t.errorf("headgate: this asynq server was not made of the configuration that Throttle.Configure has prepared. "+
-			"So the first tasks that were sent away, about %d, have been counted as failed. "+
-			"From now on limited tasks wait in their workers. Call Configure first and make the server then.", t.owed.Load())
-	})
-	return false
-}
-
-func (t *Throttle) errorf(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if t.logger != nil {
-		t.logger.Error(text)
-		return
-	}
-	slog.Error(text)
 }

@@ -115,31 +115,50 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// Where going away would count as a failure, those that wait in place do so through a drain, until asynq takes them back.
-func TestDrainOfAServerThatIsNotConfigured(t *testing.T) {
+// Those that cannot go away wait in place through a drain, until asynq takes them back: where that would count as a
+// failure, or where nothing would bring them back.
+func TestDrainOfTasksThatCannotGoAway(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	ctx := context.Background()
-	l := r.limiter(onePerDay())
-	use(t, l, 1)
-	s := r.start(r.throttle(l), asynq.Config{
-		Concurrency: 3, TaskCheckInterval: 10 * time.Millisecond, LogLevel: asynq.FatalLevel, ShutdownTimeout: 500 * time.Millisecond,
-		ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { t.Errorf("handled: %v", err) }),
-	}, nil)
-	r.enqueueMany(2, asynq.Timeout(1000*time.Hour))
-	r.enqueue("last", asynq.Timeout(1000*time.Hour), asynq.MaxRetry(0))
-	eventually(t, "all three wait in place", func() bool {
-		d, err := l.Peek(ctx)
-		return err == nil && d.RetryAfter > 3*24*time.Hour
-	})
-	s.stop()
-	if q := r.queue(); q.Pending != 2 || q.Scheduled != 1 || q.Size != 3 || q.Failed != 0 {
-		t.Errorf("%+v", q)
+	for name, configured := range map[string]bool{"a server that is not configured": false, "another Redis": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			ctx := context.Background()
+			l := r.limiter(onePerDay())
+			use(t, l, 1)
+			config := asynq.Config{
+				Concurrency: 3, TaskCheckInterval: 10 * time.Millisecond, LogLevel: asynq.FatalLevel, ShutdownTimeout: 500 * time.Millisecond,
+				ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { t.Errorf("handled: %v", err) }),
+			}
+			throttle, clones := r.throttle(l), 1
+			if configured {
+				other := redis.NewClient(&redis.Options{Addr: r.redis.Addr, DB: 1})
+				t.Cleanup(func() { _ = other.Close() })
+				var err error
+				if throttle, err = worker.New(l, other); err != nil {
+					t.Fatal(err)
+				}
+				if err := throttle.Configure(&config); err != nil {
+					t.Fatal(err)
+				}
+				clones = 0
+			}
+			s := r.start(throttle, config, nil)
+			r.enqueueMany(2, asynq.Timeout(1000*time.Hour))
+			r.enqueue("last", asynq.Timeout(1000*time.Hour), asynq.MaxRetry(0))
+			eventually(t, "all three wait in place", func() bool {
+				d, err := l.Peek(ctx)
+				return err == nil && d.RetryAfter > 3*24*time.Hour
+			})
+			s.stop()
+			if q := r.queue(); q.Pending != 3-clones || q.Scheduled != clones || q.Size != 3 || q.Failed != 0 {
+				t.Errorf("%+v", q)
+			}
+			eventually(t, "their permits are back", func() bool {
+				d, err := l.Peek(ctx)
+				return err == nil && d.RetryAfter <= 24*time.Hour
+			})
+		})
 	}
-	eventually(t, "their permits are back", func() bool {
-		d, err := l.Peek(ctx)
-		return err == nil && d.RetryAfter <= 24*time.Hour
-	})
 }
 
 // A promoter dies between releasing a ticket and bringing the task back: another one does, after the grace.

@@ -85,11 +85,14 @@ func made(limiter *headgate.Limiter) bool {
 }
 
 // Configure prepares the configuration of the server that the Throttle is for, and starts its promoter, which Drain
-// ends. Call it once, before the server is made of that configuration: a Throttle serves one server.
+// ends. Call it once, before the server is made of that configuration: a Throttle serves one server. Several throttles may
+// prepare one configuration, each in turn. It does not put the Middleware in place: a server that runs tasks without it
+// limits nothing, and says so in its log.
 //
 // IsFailure, RetryDelayFunc and ErrorHandler go on to decide about all errors but a throttled task's: that is no failure,
-// comes back when the Throttle says, and is no error to handle. BaseContext goes on too. TaskCheckInterval, where it is not set, becomes 25 ms
-// and DelayedTaskCheckInterval a second: asynq's own 1 s and 5 s would make tasks late. The rest stays as it is.
+// comes back when the Throttle says, and is no error to handle. BaseContext is asked as before. TaskCheckInterval, where it
+// is not set, becomes 25 ms and DelayedTaskCheckInterval a second: asynq's own 1 s and 5 s would make tasks late. The rest
+// stays as it is.
 //
 // The error matches headgate.ErrInvalid.
 func (t *Throttle) Configure(config *asynq.Config) error {

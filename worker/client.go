@@ -10,9 +10,9 @@ import (
 	"github.com/headgate-go/headgate"
 )
 
-// A Client enqueues tasks for their slots: it takes the slot of a limiter when a task is enqueued, and has asynq
-// make the task pending about then. So tasks flow out at the limiter's mean pace however they come in, none bounces, and who comes when the queue in
-// front is too long is refused: a leaky bucket that is made of a message queue.
+// A Client enqueues tasks for their slots: it takes the slot of a limiter when a task is enqueued, and has asynq make the
+// task pending about then. So tasks flow out at the limiter's mean pace however they come in, none bounces, and who comes
+// when the queue in front is too long is refused: a leaky bucket that is made of a message queue.
 //
 // The slot is charged when the task is enqueued, whatever becomes of the task. asynq counts in whole seconds, looks for
 // scheduled tasks once in a DelayedTaskCheckInterval (5 s), and an idle worker looks for those once in a TaskCheckInterval

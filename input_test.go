@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/redistest"
@@ -76,7 +78,10 @@ func TestNewRefusesWhatIsNotThere(t *testing.T) {
 		"a prefix of two lines": func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("a\nb")) },
 		"a prefix with braces":  func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, headgate.WithPrefix("{a}")) },
 		"no client":             func() (*headgate.Limiter, error) { return headgate.New(headgate.Redis(nil), "k", slow) },
-		"no option":             func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, nil) },
+		"a nil client": func() (*headgate.Limiter, error) {
+			return headgate.New(headgate.Redis((*redis.Client)(nil)), "k", slow)
+		},
+		"no option": func() (*headgate.Limiter, error) { return headgate.New(store, "k", slow, nil) },
 		"a negative longest wait": func() (*headgate.Limiter, error) {
 			return headgate.New(store, "k", slow, headgate.WithMaxWait(-1))
 		},

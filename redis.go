@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,9 +26,9 @@ import (
 // its cancellation, whatever the client's ContextTimeoutEnabled says. A call whose caller has left goes on until the
 // client's own timeouts end it, so that what it is granted can be given back.
 //
-// For a nil client it returns nil, which New refuses.
+// For a nil client, or one that is a nil pointer, it returns nil, which New refuses.
 func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
-	if client == nil {
+	if v := reflect.ValueOf(client); client == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil
 	}
 	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}, outbox: outbox{client: client}}

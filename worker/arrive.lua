@@ -16,7 +16,7 @@
 --           wait     µs until the slot, as far as the line tells
 --           known    1 if the line's pace is known; if not, wait is a guess
 --           forced   1 if it shall reserve like a Wait
---           wake     1 if no promoter is looking after the line
+--           wake     1 if no promoter is looking after the line, or tickets that were set aside shall stand in it again
 -- Writes    all three keys, with the TTL; nothing for verdict 0
 local member, want, cost, grace = ARGV[1], ARGV[2], ARGV[5] + 0, ARGV[6] + 0
 
@@ -59,8 +59,10 @@ else
       call('HDEL', KEYS[3], 'forced')
       forced = 1
     end
+    local recalled = call('HDEL', KEYS[3], absent(member))
+    if recalled == 1 then call('HSET', KEYS[3], 'recall', whole(now)) end
     expire()
-    return { 1, whole(math.abs(held)), '0', 0, forced, 0 }
+    return { 1, whole(math.abs(held)), '0', 0, forced, recalled }
   end
 end
 
@@ -78,7 +80,7 @@ if want ~= 'join' then
   if want == 'look' then return estimate(2, 0, waiting + coming) end
 end
 if ARGV[9] + 0 > 0 then call('HSETNX', KEYS[3], 'pace', ARGV[9]) end
-if place == 0 and waiting >= ARGV[7] + 0 then return estimate(3, 0, waiting + coming) end
+if place == 0 and call('ZCARD', KEYS[1]) >= ARGV[7] + 0 then return estimate(3, 0, waiting + coming) end
 local ahead = waiting + coming
 if place == 0 then
   place = now

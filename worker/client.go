@@ -10,14 +10,15 @@ import (
 	"github.com/headgate-go/headgate"
 )
 
-// A Client enqueues tasks for their slots: it takes the slot of a limiter when a task is enqueued, and has asynq run the
-// task then. So tasks flow out at the limiter's pace however they come in, none bounces, and who comes when the queue in
-// front is too long is refused: a leaky bucket that is made of a message queue.
+// A Client enqueues tasks for their slots: it takes the slot of a limiter when a task is enqueued, and has asynq make the
+// task pending about then. So tasks flow out at the limiter's mean pace however they come in, none bounces, and who comes
+// when the queue in front is too long is refused: a leaky bucket that is made of a message queue.
 //
-// The slot is charged when the task is enqueued, whatever becomes of the task. asynq counts in whole seconds, so a task
-// starts up to a second after its slot and another DelayedTaskCheckInterval of the server, and those of one second start
-// together. Where no start may be beyond the limit, use a Throttle instead; not both for one key, which would charge
-// twice.
+// The slot is charged when the task is enqueued, whatever becomes of the task. asynq counts in whole seconds, looks for
+// scheduled tasks once in a DelayedTaskCheckInterval (5 s), and an idle worker looks for those once in a TaskCheckInterval
+// (1 s), half as much again at worst. So a task starts up to the sum of these after its slot, 7.5 s with asynq's defaults,
+// and all whose slots lie within one DelayedTaskCheckInterval start together: set it to time.Second. Where no start may be
+// beyond the limit, use a Throttle instead; not both for one key, which would charge twice.
 //
 // A Client is safe for concurrent use.
 type Client struct {
@@ -28,8 +29,11 @@ type Client struct {
 // NewClient makes a Client of a limiter and of asynq's client, which stays the caller's to close. An algorithm that
 // queues by itself gives the queue its length: algos.LeakyBucket has a Capacity. The error matches headgate.ErrInvalid.
 func NewClient(limiter *headgate.Limiter, client *asynq.Client) (*Client, error) {
-	if limiter == nil || client == nil {
-		return nil, invalidf("NewClient: the limiter or the client is nil")
+	if !made(limiter) {
+		return nil, invalidf("NewClient: the limiter is nil, or was not made by headgate.New")
+	}
+	if client == nil {
+		return nil, invalidf("NewClient: the client is nil")
 	}
 	return &Client{limiter: limiter, client: client}, nil
 }

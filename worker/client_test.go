@@ -80,8 +80,13 @@ func TestClientGivesTheSlotOfADuplicateBack(t *testing.T) {
 
 func TestClientRefusesBadInput(t *testing.T) {
 	r := newRig(t)
-	if _, err := worker.NewClient(nil, r.client); !errors.Is(err, headgate.ErrInvalid) {
-		t.Error(err)
+	for name, limiter := range map[string]*headgate.Limiter{"nil": nil, "not made by New": {}} {
+		if _, err := worker.NewClient(limiter, r.client); !errors.Is(err, headgate.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := worker.NewClient(r.limiter(onePerDay()), nil); !errors.Is(err, headgate.ErrInvalid) {
+		t.Errorf("no client: %v", err)
 	}
 	client, err := worker.NewClient(r.limiter(onePerDay()), r.client)
 	if err != nil {

@@ -20,7 +20,7 @@ func (c *call) goOnAsClone(ctx context.Context, s standing, slot time.Time, putO
 	if err != nil {
 		return err
 	}
-	if !c.opts.dedicated {
+	if c.inLine {
 		// The clone is there before its ticket, so that no promoter takes it for gone. If this fails it comes as a new one.
 		_, _ = c.join(ctx, member(c.cost, c.queue, id), s.place, slot, c.cost)
 	}

@@ -33,12 +33,13 @@ func Example() {
 	if err := throttle.Configure(&config); err != nil { // also starts the promoter
 		panic(err)
 	}
+	defer throttle.Drain() // ends the promoter, also if Start fails
 
 	mux := asynq.NewServeMux()
 	mux.Use(throttle.Middleware)
 	mux.HandleFunc("send", func(context.Context, *asynq.Task) error { return nil })
 	server := asynq.NewServerFromRedisClient(rdb, config)
-	if err := server.Start(mux); err != nil {
+	if err := server.Start(mux); err != nil { // not Run, which shuts down by itself
 		panic(err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

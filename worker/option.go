@@ -28,6 +28,7 @@ type options struct {
 	failOpen  bool
 	dedicated bool
 	tracing   *trace.Tasks
+	ofLines   []string // the names of the options that are about lines
 }
 
 func defaults() options {
@@ -72,6 +73,7 @@ func WithCost(cost func(context.Context, *asynq.Task) int) Option {
 // arrive. The default is 100 ms, or twice the server's TaskCheckInterval if that is more.
 func WithLead(lead time.Duration) Option {
 	return func(o *options) error {
+		o.ofLines = append(o.ofLines, "WithLead")
 		o.lead = lead
 		return positive("WithLead", lead)
 	}
@@ -81,6 +83,7 @@ func WithLead(lead time.Duration) Option {
 // The default is a second. A wait also takes at most half of the time that is left until the task's deadline or timeout.
 func WithMaxInPlace(d time.Duration) Option {
 	return func(o *options) error {
+		o.ofLines = append(o.ofLines, "WithMaxInPlace")
 		o.inPlace = d
 		return positive("WithMaxInPlace", d)
 	}
@@ -91,6 +94,7 @@ func WithMaxInPlace(d time.Duration) Option {
 // tenth of a second or so; the other workers are always there for tasks that need not wait.
 func WithShare(percent int) Option {
 	return func(o *options) error {
+		o.ofLines = append(o.ofLines, "WithShare")
 		if percent < 0 || percent > 100 {
 			return invalidf("WithShare: %d is no percentage", percent)
 		}
@@ -112,9 +116,11 @@ func WithMaxPutOff(d time.Duration) Option {
 }
 
 // WithGrace sets how long a task that was brought back, and has not arrived, is still counted on: 5 s by default. For so
-// long, at most, a ticket whose task never comes holds up the others of its key.
+// long, at most, a ticket whose task never comes holds up the others of its key, or a queue from which nothing comes, with
+// all its tickets, the other queues.
 func WithGrace(d time.Duration) Option {
 	return func(o *options) error {
+		o.ofLines = append(o.ofLines, "WithGrace")
 		o.grace = d
 		return positive("WithGrace", d)
 	}
@@ -124,6 +130,7 @@ func WithGrace(d time.Duration) Option {
 // every slot: 5 s by default. Then the first task reserves a slot as they do, and waits for it in place.
 func WithPatience(d time.Duration) Option {
 	return func(o *options) error {
+		o.ofLines = append(o.ofLines, "WithPatience")
 		o.patience = d
 		return positive("WithPatience", d)
 	}
@@ -133,6 +140,7 @@ func WithPatience(d time.Duration) Option {
 // for about as long as the line is, and then come as new.
 func WithMaxWaiting(n int) Option {
 	return func(o *options) error {
+		o.ofLines = append(o.ofLines, "WithMaxWaiting")
 		o.most = n
 		if n < 1 {
 			return invalidf("WithMaxWaiting: %d; at least 1 is needed", n)
@@ -152,7 +160,7 @@ func WithFailOpen() Option {
 // WithDedicated is for a server that serves nothing but one limited queue with one key: tasks wait in their workers,
 // all of them if need be, and none goes away. Then every slot is used to the millisecond. In a server that does anything
 // else it is ruinous: all workers soon wait for the same limit, and whatever else there is waits behind them. WithShare,
-// WithMaxInPlace, WithMaxWaiting and WithLead mean nothing then.
+// WithMaxInPlace, WithMaxWaiting, WithLead, WithGrace and WithPatience mean nothing then; New refuses them beside it.
 func WithDedicated() Option {
 	return func(o *options) error {
 		o.dedicated = true

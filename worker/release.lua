@@ -16,15 +16,19 @@ local retry, remaining, grace, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[6] + 0, ARG
 local most = 100
 
 -- Those that did not come stand in the line again, at the same place.
-local function back(from, to)
-  for _, member in ipairs(call('ZRANGEBYSCORE', KEYS[2], from, to, 'LIMIT', 0, most)) do
+local function back(members)
+  for _, member in ipairs(members) do
     local place = call('ZSCORE', KEYS[1], member)
     call('ZREM', KEYS[2], member)
     if place then call('ZADD', KEYS[1], whole(math.abs(place)), member) end
   end
 end
-back('(0', '(' .. whole(now - grace))
-back('(' .. whole(12 * grace - now), '(0')
+local overdue = call('ZRANGEBYSCORE', KEYS[2], '(0', '(' .. whole(now - grace), 'LIMIT', 0, most)
+back(overdue)
+-- The others of the key shall not wait one grace after another for a queue from which nothing comes.
+for _, member in ipairs(overdue) do call('HSETNX', KEYS[3], absent(member), whole(now)) end
+local recall = max(now - grace, field('recall') or 0)
+back(call('ZREVRANGEBYSCORE', KEYS[2], '(0', '(' .. whole(11 * grace - recall), 'LIMIT', 0, 10 * most))
 
 local waiting = call('ZCOUNT', KEYS[1], 0, '+inf')
 if waiting == 0 and call('ZCARD', KEYS[2]) == 0 then
@@ -70,20 +74,58 @@ end
 local since = field('since')
 local forced = since and now - since > ARGV[7] + 0 and out == 0
 local reply = { '0' }
-if waiting > 0 then
-  for _, member in ipairs(call('ZRANGEBYSCORE', KEYS[1], 0, '+inf', 'LIMIT', 0, most)) do
-    local cost = string.match(member, '^%d+') + 0
-    if out + cost > budget and not (out == 0 and retry == 0 and remaining >= cost) then
-      if not forced then break end
-      call('HSET', KEYS[3], 'forced', member, 'since', whole(now))
+
+local function release(member, at)
+  call('ZADD', KEYS[1], '-' .. call('ZSCORE', KEYS[1], member), member)
+  call('ZADD', KEYS[2], whole(at), member)
+  waiting = waiting - 1
+end
+
+-- Nobody counts on an absent queue's tickets. As many as there are permits are tried, once in a grace; the others are set
+-- aside, so that those behind them come up.
+local tries, aside = {}, 0 -- permits that are left to be tried, by the queue's field
+local function passed(member, cost)
+  local queue = absent(member)
+  if not tries[queue] then
+    local try = field(queue)
+    if not try then return false end
+    tries[queue] = 0
+    if try <= now then
+      tries[queue] = max(budget, cost)
+      call('HSET', KEYS[3], queue, whole(now + grace))
     end
-    forced = false
-    call('ZADD', KEYS[1], '-' .. call('ZSCORE', KEYS[1], member), member)
-    call('ZADD', KEYS[2], whole(now), member)
-    reply[#reply + 1] = member
-    out = out + cost
-    waiting = waiting - 1
   end
+  if tries[queue] >= cost and #reply <= most then
+    tries[queue] = tries[queue] - cost
+    release(member, -now)
+    reply[#reply + 1] = member
+  else
+    release(member, 11 * grace - now - aside) -- the first to go is the first to be back
+    aside = aside + 1
+  end
+  return true
+end
+
+local full = waiting == 0 or budget < 1 and not forced
+for _ = 1, 10 do -- so many at most are set aside in one go
+  if full then break end
+  local heads = call('ZRANGEBYSCORE', KEYS[1], 0, '+inf', 'LIMIT', 0, most)
+  for _, member in ipairs(heads) do
+    local cost = string.match(member, '^%d+') + 0
+    if not passed(member, cost) then
+      full = #reply > most or out + cost > budget and not (out == 0 and retry == 0 and remaining >= cost)
+      if full and forced and #reply <= most then
+        call('HSET', KEYS[3], 'forced', member, 'since', whole(now))
+        full = false
+      end
+      if full then break end
+      forced = false
+      release(member, now)
+      reply[#reply + 1] = member
+      out = out + cost
+    end
+  end
+  full = full or #heads < most
 end
 
 -- Tickets that are late stand behind newcomers somewhere. Rather than losing the permits, those may go first.

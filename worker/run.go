@@ -31,12 +31,14 @@ const safety = 5 * time.Second
 // What the handler returns is asynq's to judge, as ever. If Redis fails the task fails with the error, unless
 // WithFailOpen says otherwise.
 func (t *Throttle) Middleware(next asynq.Handler) asynq.Handler {
+	t.setup.used.Store(true)
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		if t.opts.concerns != nil && !t.opts.concerns(ctx, task) {
 			return next.ProcessTask(ctx, task)
 		}
 		c, err := t.call(ctx, task)
 		if err != nil {
+			t.notice(task, err)
 			return err
 		}
 		ctx, traced := c.trace(ctx)
@@ -50,6 +52,7 @@ func (t *Throttle) Middleware(next asynq.Handler) asynq.Handler {
 		case refusal == nil, t.opts.failOpen && isOutage(ctx, refusal):
 			err = next.ProcessTask(ctx, task)
 		default:
+			t.notice(task, refusal)
 			err = refusal
 		}
 		return err
@@ -68,7 +71,9 @@ type call struct {
 	task      *asynq.Task
 	queue, id string
 	cost      int
-	last      bool // an error would archive the task
+	last      bool            // an error would archive the task
+	inLine    bool            // it may hold a ticket
+	drained   <-chan struct{} // closed when it shall wait no longer; nil if it cannot go away
 
 	// What came of it, for tracing:
 	stood  time.Duration // in line
@@ -83,7 +88,7 @@ func (t *Throttle) call(ctx context.Context, task *asynq.Task) (*call, error) {
 	if !ok {
 		return nil, invalidf("the context is not that of an asynq task")
 	}
-	c := &call{task: task, queue: queue, id: id, cost: 1}
+	c := &call{task: task, queue: queue, id: id, cost: 1, drained: t.draining}
 	key := ""
 	if t.opts.key != nil {
 		if key = t.opts.key(ctx, task); key == "" {
@@ -104,10 +109,15 @@ func (t *Throttle) call(ctx context.Context, task *asynq.Task) (*call, error) {
 
 // throttle returns nil when the task may run: its permits are charged, and their slot has come.
 func (c *call) throttle(ctx context.Context) error {
-	bouncing := c.mayBounce()
-	if !bouncing || c.opts.dedicated {
+	found := c.inRedis(ctx)
+	bouncing := found && c.mayBounce()
+	if c.inLine = bouncing && !c.opts.dedicated; !c.inLine {
+		mayLeave := bouncing || found && c.last // as a clone
+		if !mayLeave {
+			c.drained = nil
+		}
 		slot, err := c.claim(ctx, untilDeadline(ctx), anywhere)
-		if bouncing && errors.Is(err, errTooFar) {
+		if mayLeave && errors.Is(err, errTooFar) {
 			return c.goAway(ctx, standing{known: true}, slot)
 		}
 		return err
@@ -196,7 +206,7 @@ func (c *call) claimOnce(ctx context.Context, bound time.Duration) (slot time.Ti
 	case <-ctx.Done():
 		_ = r.Cancel(ctx)
 		return slot, 0, ctx.Err()
-	case <-c.draining:
+	case <-c.drained:
 		_ = r.Cancel(ctx)
 		return slot, 0, errTooFar
 	}
@@ -214,7 +224,7 @@ const (
 // sit takes a seat for a wait in place, if one is free, or none is needed. The function leaves it.
 func (c *call) sit(where seating) (leave func(), seated bool) {
 	select {
-	case <-c.draining:
+	case <-c.drained:
 		return func() {}, false
 	default:
 	}
@@ -236,7 +246,7 @@ func (c *call) sit(where seating) (leave func(), seated bool) {
 func (c *call) goAway(ctx context.Context, s standing, slot time.Time) error {
 	putOff, err := c.awayFor(ctx, s, slot)
 	switch {
-	case err != nil && !c.last && !c.opts.dedicated:
+	case err != nil && !c.last && c.inLine:
 		return errors.Join(err, c.leave(ctx, c.member()))
 	case err != nil:
 		return err

@@ -115,6 +115,52 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// Those that cannot go away wait in place through a drain, until asynq takes them back: where that would count as a
+// failure, or where nothing would bring them back.
+func TestDrainOfTasksThatCannotGoAway(t *testing.T) {
+	t.Parallel()
+	for name, configured := range map[string]bool{"a server that is not configured": false, "another Redis": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			ctx := context.Background()
+			l := r.limiter(onePerDay())
+			use(t, l, 1)
+			config := asynq.Config{
+				Concurrency: 3, TaskCheckInterval: 10 * time.Millisecond, LogLevel: asynq.FatalLevel, ShutdownTimeout: 500 * time.Millisecond,
+				ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { t.Errorf("handled: %v", err) }),
+			}
+			throttle, clones := r.throttle(l), 1
+			if configured {
+				other := redis.NewClient(&redis.Options{Addr: r.redis.Addr, DB: 1})
+				t.Cleanup(func() { _ = other.Close() })
+				var err error
+				if throttle, err = worker.New(l, other); err != nil {
+					t.Fatal(err)
+				}
+				if err := throttle.Configure(&config); err != nil {
+					t.Fatal(err)
+				}
+				clones = 0
+			}
+			s := r.start(throttle, config, nil)
+			r.enqueueMany(2, asynq.Timeout(1000*time.Hour))
+			r.enqueue("last", asynq.Timeout(1000*time.Hour), asynq.MaxRetry(0))
+			eventually(t, "all three wait in place", func() bool {
+				d, err := l.Peek(ctx)
+				return err == nil && d.RetryAfter > 3*24*time.Hour
+			})
+			s.stop()
+			if q := r.queue(); q.Pending != 3-clones || q.Scheduled != clones || q.Size != 3 || q.Failed != 0 {
+				t.Errorf("%+v", q)
+			}
+			eventually(t, "their permits are back", func() bool {
+				d, err := l.Peek(ctx)
+				return err == nil && d.RetryAfter <= 24*time.Hour
+			})
+		})
+	}
+}
+
 // A promoter dies between releasing a ticket and bringing the task back: another one does, after the grace.
 func TestAPromoterThatDies(t *testing.T) {
 	t.Parallel()
@@ -261,4 +307,49 @@ func childServer() bool {
 	throttle.Drain()
 	server.Shutdown()
 	return true
+}
+
+// Each of two throttles of one server is asked about its own tasks, whichever was configured first.
+func TestTwoThrottlesOnOneServer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	log := &logger{}
+	config := asynq.Config{
+		Concurrency: 2, LogLevel: asynq.ErrorLevel, Logger: log, TaskCheckInterval: 10 * time.Millisecond,
+		ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { t.Errorf("handled: %v", err) }),
+	}
+	mux := asynq.NewServeMux()
+	const tasks = 30
+	for _, kind := range []string{"send", "mail"} {
+		l, err := headgate.New(headgate.Redis(r.rdb), kind, algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		throttle := r.throttle(l, worker.WithTasks(func(_ context.Context, task *asynq.Task) bool { return task.Type() == kind }))
+		if err := throttle.Configure(&config); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(throttle.Drain)
+		mux.Use(throttle.Middleware)
+		mux.HandleFunc(kind, r.note)
+		for i := range tasks {
+			if _, err := r.client.Enqueue(asynq.NewTask(kind, nil), asynq.TaskID(fmt.Sprint(kind, i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	server := asynq.NewServerFromRedisClient(r.rdb, config)
+	if err := server.Start(mux); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Shutdown)
+	r.allRan(2 * tasks)
+	for _, run := range r.ran() {
+		if run.retried != 0 {
+			t.Errorf("%s: asynq counts %d retries", run.id, run.retried)
+		}
+	}
+	if n := log.told("Throttle.Configure"); n != 0 {
+		t.Errorf("it was told %d times that it is not configured", n)
+	}
 }

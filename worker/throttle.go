@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -39,7 +38,7 @@ type Throttle struct {
 	draining chan struct{}
 	drain    sync.Once
 	owed     atomic.Int64 // throttles that asynq was told of and has not asked about
-	told     sync.Once
+	setup    setup
 }
 
 // New makes a Throttle. It makes no call and starts nothing.
@@ -50,10 +49,10 @@ type Throttle struct {
 //
 // The error matches headgate.ErrInvalid.
 func New(limiter *headgate.Limiter, rdb redis.UniversalClient, opts ...Option) (*Throttle, error) {
-	if limiter == nil || limiter.StoredKey("waiting") == "" {
+	if !made(limiter) {
 		return nil, invalidf("the limiter is nil, or was not made by headgate.New")
 	}
-	if rdb == nil {
+	if headgate.Redis(rdb) == nil { // of a pointer that is nil, too
 		return nil, invalidf("the client of asynq's Redis is nil")
 	}
 	t := &Throttle{
@@ -73,16 +72,27 @@ func New(limiter *headgate.Limiter, rdb redis.UniversalClient, opts ...Option) (
 			return nil, err
 		}
 	}
+	if t.opts.dedicated && len(t.opts.ofLines) > 0 {
+		return nil, invalidf("WithDedicated: %s means nothing beside it", t.opts.ofLines[0])
+	}
 	t.promoter = newPromoter(t)
 	return t, nil
 }
 
+// made tells whether a limiter is one that can be used.
+func made(limiter *headgate.Limiter) bool {
+	return limiter != nil && limiter.StoredKey("waiting") != ""
+}
+
 // Configure prepares the configuration of the server that the Throttle is for, and starts its promoter, which Drain
-// ends. Call it once, before the server is made of that configuration: a Throttle serves one server.
+// ends. Call it once, before the server is made of that configuration: a Throttle serves one server. Several throttles may
+// prepare one configuration, each in turn. It does not put the Middleware in place: a server that runs tasks without it
+// limits nothing, and says so in its log.
 //
 // IsFailure, RetryDelayFunc and ErrorHandler go on to decide about all errors but a throttled task's: that is no failure,
-// comes back when the Throttle says, and is no error to handle. TaskCheckInterval, where it is not set, becomes 25 ms
-// and DelayedTaskCheckInterval a second: asynq's own 1 s and 5 s would make tasks late. The rest stays as it is.
+// comes back when the Throttle says, and is no error to handle. BaseContext is asked as before. TaskCheckInterval, where it
+// is not set, becomes 25 ms and DelayedTaskCheckInterval a second: asynq's own 1 s and 5 s would make tasks late. The rest
+// stays as it is.
 //
 // The error matches headgate.ErrInvalid.
 func (t *Throttle) Configure(config *asynq.Config) error {
@@ -131,7 +141,7 @@ func (t *Throttle) Configure(config *asynq.Config) error {
 func (t *Throttle) wrap(config *asynq.Config) {
 	isFailure := config.IsFailure
 	config.IsFailure = func(err error) bool {
-		if isThrottled(err) {
+		if e, ok := errors.AsType[*throttledError](err); ok && e.by == t { // another throttle's is for that one to know of
 			t.owed.Store(0)
 			return false
 		}
@@ -152,6 +162,15 @@ func (t *Throttle) wrap(config *asynq.Config) {
 		return retryDelay(n, err, task)
 	}
 
+	base := config.BaseContext
+	if base == nil {
+		base = context.Background
+	}
+	config.BaseContext = func() context.Context { // asynq asks before it hands a task on
+		t.taskStarts()
+		return base()
+	}
+
 	if handler := config.ErrorHandler; handler != nil {
 		config.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
 			if !isThrottled(err) {
@@ -165,6 +184,9 @@ func (t *Throttle) wrap(config *asynq.Config) {
 // back to their line at once, with their permits, to run elsewhere or after the next start, and their retry counts stay
 // as they are. (Without it they may hold up the shutdown for as long as they wait: asynq tells nobody that it begins.) It
 // ends the promoter and returns when that has ended. It may be called any number of times.
+//
+// In a server that Configure has not prepared tasks cannot go away, except for those on their last attempt: they wait on,
+// and asynq puts those that still do back to the queue at the end of its ShutdownTimeout.
 func (t *Throttle) Drain() {
 	t.drain.Do(func() { close(t.draining) })
 	t.promoter.stop()
@@ -172,7 +194,10 @@ func (t *Throttle) Drain() {
 
 // A throttledError is what asynq is told of a task that goes away until its slot. It is never seen by the server's own
 // functions.
-type throttledError struct{ delay time.Duration }
+type throttledError struct {
+	by    *Throttle
+	delay time.Duration
+}
 
 // Error is what asynq's dashboard shows as the task's last error.
 func (e *throttledError) Error() string {
@@ -188,27 +213,5 @@ func isThrottled(err error) bool {
 func (t *Throttle) bounce(d time.Duration) error {
 	t.owed.Add(1)
 	// asynq cuts the time to a whole second.
-	return &throttledError{delay: d.Truncate(time.Second) + 2*time.Second}
-}
-
-// mayBounce tells whether a task may go away by an error without counting as failed. It may not if asynq does not ask
-// whether an error is a failure: as many throttles as there are workers can be on their way, and no more.
-func (t *Throttle) mayBounce() bool {
-	if t.configured.Load() && t.owed.Load() <= 2*int64(t.concurrency) {
-		return true
-	}
-	t.told.Do(func() {
-		t.errorf("headgate: this asynq server was not made of a configuration that Throttle.Configure has prepared. " +
-			"Until it is, limited tasks wait in their workers: going away would count as a failure.")
-	})
-	return false
-}
-
-func (t *Throttle) errorf(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if t.logger != nil {
-		t.logger.Error(text)
-		return
-	}
-	slog.Error(text)
+	return &throttledError{by: t, delay: d.Truncate(time.Second) + 2*time.Second}
 }

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
@@ -194,8 +194,20 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := worker.New(l, nil); !errors.Is(err, headgate.ErrInvalid) {
-		t.Errorf("no client: %v", err)
+	for _, opt := range []worker.Option{
+		worker.WithLead(time.Second), worker.WithMaxInPlace(time.Second), worker.WithShare(50), worker.WithGrace(time.Second),
+		worker.WithPatience(time.Second), worker.WithMaxWaiting(1),
+	} {
+		for _, opts := range [][]worker.Option{{opt, worker.WithDedicated()}, {worker.WithDedicated(), opt}} {
+			if _, err := worker.New(l, r.rdb, opts...); !errors.Is(err, headgate.ErrInvalid) {
+				t.Errorf("an option that means nothing beside WithDedicated: %v", err)
+			}
+		}
+	}
+	for _, rdb := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil)} {
+		if _, err := worker.New(l, rdb); !errors.Is(err, headgate.ErrInvalid) {
+			t.Errorf("no client, a %T: %v", rdb, err)
+		}
 	}
 
 	throttle := r.throttle(l)
@@ -235,75 +247,6 @@ func TestATaskWithABadKeyOrCostFails(t *testing.T) {
 	for id, want := range map[string]string{"nameless": "the key of a task is empty", "free": "0 permits", "huge": "never allowed"} {
 		if got := r.info(id).LastErr; !strings.Contains(got, want) {
 			t.Errorf("%s: %q", id, got)
-		}
-	}
-}
-
-// A logger that remembers.
-type logger struct {
-	mu     sync.Mutex
-	errors []string
-}
-
-func (*logger) Debug(...any) {}
-func (*logger) Info(...any)  {}
-func (*logger) Warn(...any)  {}
-func (*logger) Fatal(...any) {}
-func (l *logger) Error(args ...any) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.errors = append(l.errors, fmt.Sprint(args...))
-}
-
-func (l *logger) told() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := 0
-	for _, text := range l.errors {
-		if strings.Contains(text, "Throttle.Configure") {
-			n++
-		}
-	}
-	return n
-}
-
-// A server that is not made of the configuration that was prepared would count throttles as failures.
-func TestAServerThatIsNotConfiguredIsDetectedAndToldOnce(t *testing.T) {
-	r := newRig(t)
-	l := r.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1})
-	throttle := r.throttle(l, worker.WithShare(0))
-	log := &logger{}
-	config := asynq.Config{Concurrency: 2, TaskCheckInterval: 10 * time.Millisecond, Logger: log, LogLevel: asynq.ErrorLevel,
-		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 }, DelayedTaskCheckInterval: 100 * time.Millisecond}
-	unprepared := config
-	if err := throttle.Configure(&config); err != nil {
-		t.Fatal(err)
-	}
-	r.start(throttle, unprepared, nil)
-	const tasks = 40
-	r.enqueueMany(tasks)
-	r.allRan(tasks)
-	if told := log.told(); told != 1 {
-		t.Errorf("it was told %d times", told)
-	}
-	counted := 0
-	for _, run := range r.ran() {
-		counted += run.retried
-	}
-	if counted > 10 {
-		t.Errorf("%d throttles were counted as failures before that was noticed", counted)
-	}
-}
-
-func TestAThrottleThatWasNeverConfiguredWaitsInPlace(t *testing.T) {
-	r := newRig(t)
-	l := r.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1})
-	r.start(r.throttle(l), asynq.Config{Concurrency: 2, TaskCheckInterval: 10 * time.Millisecond, LogLevel: asynq.FatalLevel}, nil)
-	r.enqueueMany(10)
-	r.allRan(10)
-	for _, run := range r.ran() {
-		if run.retried != 0 {
-			t.Errorf("%s was counted as failed", run.id)
 		}
 	}
 }

@@ -275,7 +275,7 @@ func (f *fallback) share(p *plan) (*plan, error) {
 
 // open admits a request.
 func (f *fallback) open(p *plan, key string, request driver.Request) grant {
-	reply := driver.Reply{Remaining: int64(p.rule.Limit())}
+	reply := driver.Reply{Remaining: int64(p.limit)}
 	if request.Bound == driver.Ask {
 		reply.Wait = driver.Ask
 	}

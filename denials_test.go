@@ -30,7 +30,7 @@ func TestRememberedDenialsAreThoseOfRedis(t *testing.T) {
 	}
 	for name, algorithm := range algorithms {
 		t.Run(name, func(t *testing.T) {
-			inRedisTime(t, func(t *testing.T, server *redistest.Server, rdb *redis.Client) {
+			inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
 				random := rand.New(rand.NewPCG(1, 1))
 				remembers := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock(), headgate.RememberDenials()), algorithm)
 				asks := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algorithm)

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"testing"
+	"time"
 )
 
 // StopPromoter ends a throttle's promoter, as if none ran anywhere.
@@ -16,7 +17,7 @@ func ReleaseOnly(t *testing.T, throttle *Throttle) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	members, _, err := l.release(context.Background(), d)
+	members, _, err := l.release(context.Background(), d, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}

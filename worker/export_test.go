@@ -9,6 +9,9 @@ import (
 // StopPromoter ends a throttle's promoter, as if none ran anywhere.
 func StopPromoter(t *Throttle) { t.promoter.stop() }
 
+// Lead is how long before its slot a task is brought back, at least.
+func Lead(t *Throttle) time.Duration { return t.lead }
+
 // ReleaseOnly is what a promoter does that dies before it has brought back what it released. It says how many that were.
 func ReleaseOnly(t *testing.T, throttle *Throttle) int {
 	t.Helper()

@@ -461,19 +461,3 @@ func TestADearTaskBehindCheapOnes(t *testing.T) {
 		t.Errorf("there are %v of work before it, and it is away for %v", left, away)
 	}
 }
-
-// A lead that is longer than a task may wait in place would bring tasks back to send them away again.
-func TestTheLeadIsNoLongerThanAWaitInPlace(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	l := r.limiter(algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 1})
-	use(t, l, 1)
-	const tasks = 40
-	r.serve(r.throttle(l, worker.WithMaxInPlace(200*time.Millisecond)), nil,
-		func(c *asynq.Config) { c.TaskCheckInterval = 2 * time.Second })
-	r.enqueueMany(tasks)
-	r.allRan(tasks)
-	if n := r.bounces(); n > 3*tasks {
-		t.Errorf("%d tasks were sent away %d times", tasks, n)
-	}
-}

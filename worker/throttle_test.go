@@ -278,19 +278,24 @@ func TestTheLeadIsNoLongerThanAWaitInPlace(t *testing.T) {
 // Of several calls at once one configures, and the others are told.
 func TestConfigureAtOnce(t *testing.T) {
 	r := newRig(t)
-	throttle := r.throttle(r.limiter(onePerDay()))
-	t.Cleanup(throttle.Drain)
-	var refused atomic.Int32
-	var calls sync.WaitGroup
-	for n := range 4 {
-		calls.Go(func() {
-			if err := throttle.Configure(&asynq.Config{Concurrency: n + 1}); errors.Is(err, headgate.ErrInvalid) {
-				refused.Add(1)
-			}
-		})
-	}
-	calls.Wait()
-	if refused.Load() != 3 {
-		t.Errorf("%d of 4 were refused", refused.Load())
+	for range 50 {
+		throttle := r.throttle(r.limiter(onePerDay()))
+		var refused atomic.Int32
+		var calls sync.WaitGroup
+		start := make(chan struct{})
+		for n := range 4 {
+			calls.Go(func() {
+				<-start
+				if err := throttle.Configure(&asynq.Config{Concurrency: n + 1}); errors.Is(err, headgate.ErrInvalid) {
+					refused.Add(1)
+				}
+			})
+		}
+		close(start)
+		calls.Wait()
+		throttle.Drain()
+		if refused.Load() != 3 {
+			t.Fatalf("%d of 4 were refused", refused.Load())
+		}
 	}
 }

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -201,3 +202,48 @@ func TestTheFirstTaskThatCannotRunIsTold(t *testing.T) {
 }
 
 func (r *rig) onePerDay() *headgate.Limiter { return r.limiter(onePerDay()) }
+
+// The permissions that the README lists suffice.
+func TestThePermissionsOfTheREADME(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(readme)
+	var granted []any
+	for _, after := range []string{"The ACL that suffices:", "`worker`'s tickets"} {
+		_, text, found := strings.Cut(text, after)
+		_, text, _ = strings.Cut(text, "`")
+		text, _, _ = strings.Cut(text, "`")
+		if !found {
+			t.Fatalf("the README does not say %q", after)
+		}
+		for _, command := range strings.Fields(text) {
+			granted = append(granted, command)
+		}
+	}
+	r := newRig(t)
+	args := append([]any{"ACL", "SETUSER", "app", "on", ">password", "resetkeys", "-@all"}, granted...)
+	args = append(args, "(~asynq:* &* +@all)", "&*")
+	if err := r.rdb.Do(context.Background(), args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: r.redis.Addr, Username: "app", Password: "password"})
+	t.Cleanup(func() { _ = rdb.Close() })
+	app := newRigOn(t, r.redis, rdb)
+	throttle := app.throttle(app.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1}),
+		worker.WithKey(byPayload), worker.WithTracing(), worker.WithGrace(100*time.Millisecond))
+	app.serve(throttle, nil, func(c *asynq.Config) {
+		c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { t.Error(err) })
+	})
+	for i := range 30 {
+		r.enqueueFor("x", fmt.Sprintf("t%d", i))
+	}
+	r.enqueueFor("x", "last", asynq.MaxRetry(0))
+	app.allRan(31)
+	log, err := r.rdb.Do(context.Background(), "ACL", "LOG").Slice()
+	if err != nil || len(log) > 0 {
+		t.Errorf("Redis refused %v (%v)", log, err)
+	}
+}

@@ -40,6 +40,9 @@ if want == 'join' or want == 'yield' then
   if place > 0 then
     call('HINCRBY', KEYS[3], 'claimed', -cost)
     call('HDEL', KEYS[3], 'burst')
+    -- It was brought back too early, and found no seat: let it and those behind it come later.
+    local arrival = field('arrival')
+    if arrival then call('HSET', KEYS[3], 'arrival', whole(arrival / 2)) end
   end
   if ARGV[4] ~= '' then learn(ARGV[4] + 0) end
   if want == 'yield' then place = 0 end

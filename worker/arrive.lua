@@ -3,9 +3,10 @@
 -- KEYS      see learn.lua
 -- ARGV[1]   the task's member
 -- ARGV[2]   what it wants: arrive (who holds no ticket takes one if others stand here), look (who holds none takes none),
---           join (to take one, after a claim was refused)
--- ARGV[3]   join: the place that it had, µs since 1970; 0 for the end of the line
--- ARGV[4]   join: how far ahead its slot was when the claim was refused, µs; empty if that is not known
+--           join (to take one, after a claim was refused), yield (the same, at the end of the line: no wait is too long for
+--           those who take the slots, and this one may not wait so long)
+-- ARGV[3]   join, yield: the place that it had, µs since 1970; 0 for the end of the line
+-- ARGV[4]   join, yield: how far ahead its slot was when the claim was refused, µs; empty if that is not known
 -- ARGV[5]   its cost, permits
 -- ARGV[6]   how long a released ticket counts, µs
 -- ARGV[7]   the most tickets that the line holds
@@ -27,19 +28,25 @@ end
 -- estimate is the answer to one who has so many before it.
 local function estimate(verdict, place, ahead)
   local first, pace = max((field('front') or 0) - now, 0), field('pace')
-  local wait = first + ahead * cost * (pace or field('reach') or 0)
+  local tickets = max(call('ZCARD', KEYS[1]), 1)
+  local wait = first + ahead / tickets * max(field('permits') or 0, tickets) * (pace or field('reach') or 0)
   local look = field('look')
   return { verdict, whole(place), whole(wait), pace and 1 or 0, 0, (not look or look + 1000000 < now) and 1 or 0 }
 end
 
 local place = 0
-if want == 'join' then
+if want == 'join' or want == 'yield' then
   place = ARGV[3] + 0
   if place > 0 then
     call('HINCRBY', KEYS[3], 'claimed', -cost)
     call('HDEL', KEYS[3], 'burst')
+    -- It was brought back too early, and found no seat: let it and those behind it come later.
+    local arrival = field('arrival')
+    if arrival then call('HSET', KEYS[3], 'arrival', whole(arrival / 2)) end
   end
   if ARGV[4] ~= '' then learn(ARGV[4] + 0) end
+  if want == 'yield' then place = 0 end
+  want = 'join'
 else
   local held = call('ZSCORE', KEYS[1], member)
   if held then
@@ -53,6 +60,7 @@ else
         call('HSET', KEYS[3], 'arrival', whole(max(took, 0)))
       end
     end
+    call('HINCRBY', KEYS[3], 'permits', -cost)
     call('HINCRBY', KEYS[3], 'claimed', cost)
     local forced = 0
     if call('HGET', KEYS[3], 'forced') == member then
@@ -89,7 +97,7 @@ if place == 0 then
 else
   ahead = call('ZCOUNT', KEYS[1], 0, place) + coming
 end
-call('ZADD', KEYS[1], whole(place), member)
+if call('ZADD', KEYS[1], whole(place), member) == 1 then call('HINCRBY', KEYS[3], 'permits', cost) end
 local answer = estimate(2, place, ahead)
 expire()
 return answer

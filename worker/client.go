@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -47,14 +48,18 @@ func (c *Client) For(parts ...string) *Client {
 // the error is a *headgate.DeniedError, which says when to try again, and nothing is enqueued or charged. The options are
 // asynq's, of which ProcessAt and ProcessIn are overruled. NextProcessAt of the answer is the slot, rounded up to a second.
 //
-// If the task is a duplicate or its ID is taken, asynq's error is returned and the slot is given back. After another error
-// of asynq's the task may be there, so the slot stays charged. Other errors are those of Limiter.Reserve.
+// If the task is a duplicate, its ID is taken or an option is bad, asynq's error is returned and the slot is given back. After
+// another error of asynq's the task may be there, so the slot stays charged. Other errors are those of Limiter.Reserve; a
+// task that is nil or has no type is refused before.
 func (c *Client) Enqueue(ctx context.Context, task *asynq.Task, within time.Duration, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	return c.EnqueueN(ctx, task, 1, within, opts...)
 }
 
 // EnqueueN enqueues a task that needs n permits; see Enqueue.
 func (c *Client) EnqueueN(ctx context.Context, task *asynq.Task, n int, within time.Duration, opts ...asynq.Option) (*asynq.TaskInfo, error) {
+	if task == nil || strings.TrimSpace(task.Type()) == "" {
+		return nil, invalidf("Enqueue: the task is nil, or has no type")
+	}
 	r, err := c.limiter.ReserveN(ctx, n, headgate.Within(within))
 	if err != nil {
 		return nil, err
@@ -64,7 +69,8 @@ func (c *Client) EnqueueN(ctx context.Context, task *asynq.Task, n int, within t
 		at = at.Add(delay + time.Second - time.Nanosecond).Truncate(time.Second)
 	}
 	info, err := c.client.EnqueueContext(ctx, task, append(opts[:len(opts):len(opts)], asynq.ProcessAt(at))...)
-	if errors.Is(err, asynq.ErrDuplicateTask) || errors.Is(err, asynq.ErrTaskIDConflict) {
+	refused := err != nil && errors.Unwrap(err) == nil // by asynq itself: it wraps what Redis says
+	if refused || errors.Is(err, asynq.ErrDuplicateTask) || errors.Is(err, asynq.ErrTaskIDConflict) {
 		return nil, errors.Join(err, r.Cancel(ctx))
 	}
 	return info, err

@@ -99,3 +99,42 @@ func TestClientRefusesBadInput(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What asynq would refuse takes no slot, or gives it back.
+func TestClientGivesTheSlotOfABadTaskBack(t *testing.T) {
+	r := newRig(t)
+	ctx := context.Background()
+	l := r.limiter(algos.TokenBucket{Rate: 1, Per: time.Minute, Burst: 1})
+	client, err := worker.NewClient(l, r.client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, task := range map[string]*asynq.Task{"nil": nil, "no type": asynq.NewTask(" ", nil)} {
+		if _, err := client.Enqueue(ctx, task, time.Hour); !errors.Is(err, headgate.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if d, err := l.Peek(ctx); err != nil || d.Remaining != 1 {
+		t.Errorf("a slot was taken: %+v, %v", d, err)
+	}
+	use(t, l, 1)
+	for name, opt := range map[string]asynq.Option{
+		"queue": asynq.Queue(" "), "ID": asynq.TaskID(""), "lock": asynq.Unique(time.Millisecond), "group": asynq.Group(""),
+	} {
+		for of, task := range map[string]*asynq.Task{"call": asynq.NewTask("x", nil), "task": asynq.NewTask("x", nil, opt)} {
+			opts := []asynq.Option{asynq.MaxRetry(1)}
+			if of == "call" {
+				opts = append(opts, opt)
+			}
+			if _, err := client.Enqueue(ctx, task, time.Hour, opts...); err == nil {
+				t.Errorf("a bad %s of a %s is accepted", name, of)
+			}
+		}
+	}
+	if d, err := l.Peek(ctx); err != nil || d.RetryAfter > time.Minute {
+		t.Errorf("the slots are not back: %+v, %v", d, err)
+	}
+	if _, err := client.Enqueue(ctx, asynq.NewTask("x", nil), time.Hour); err != nil {
+		t.Error(err)
+	}
+}

@@ -2,13 +2,22 @@ package worker
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 )
+
+// errMayBeCloned says that a task may go on as its clone: it must not run beside it.
+var errMayBeCloned = errors.New("worker: the task has no retry left, and may go on as a clone; Redis did not say whether it is enqueued")
+
+// cloneHeader is the header of a clone that tells which call has made it.
+const cloneHeader = "headgate-clone"
 
 // errCloned says that a task goes on as its clone.
 var errCloned = errors.New("worker: the task goes on as a clone")
@@ -44,22 +53,55 @@ func (c *call) enqueueClone(ctx context.Context, putOff time.Duration) (id strin
 	if !info.Deadline.IsZero() {
 		opts = append(opts, asynq.Deadline(info.Deadline))
 	}
-	task := asynq.NewTaskWithHeaders(c.task.Type(), c.task.Payload(), c.task.Headers(), opts...)
+	mark := rand.Text()
+	headers := maps.Clone(c.task.Headers())
+	if headers == nil {
+		headers = make(map[string]string)
+	}
+	headers[cloneHeader] = mark
+	task := asynq.NewTaskWithHeaders(c.task.Type(), c.task.Payload(), headers, opts...)
 	for n := 1; ; n++ {
 		id = cloneID(c.id, n)
 		_, err := c.client.EnqueueContext(ctx, task, asynq.TaskID(id))
-		if !errors.Is(err, asynq.ErrTaskIDConflict) { // of an earlier task with this ID
-			return id, c.failed(err)
+		if err == nil {
+			return id, nil
+		}
+		// If the reply was lost the clone may be there: then a conflict, too, may be with itself, since the client asks again.
+		found, unknown := c.inspector.GetTaskInfo(c.queue, id)
+		switch {
+		case unknown == nil && found.Headers[cloneHeader] == mark:
+			return id, nil
+		case unknown != nil && !isGone(unknown):
+			return "", fmt.Errorf("%w: %w", errMayBeCloned, c.failed(err))
+		case !errors.Is(err, asynq.ErrTaskIDConflict): // of an earlier task with this ID
+			return "", c.failed(err)
 		}
 	}
 }
 
+// isGone tells whether an error of the inspector says that there is no such task.
+func isGone(err error) bool {
+	return errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound)
+}
+
 // cloneID is the ID of a task's n-th clone: "id~1", and that of a clone's first clone "id~2".
 func cloneID(id string, n int) string {
+	original, before := parseCloneID(id)
+	return original + "~" + strconv.Itoa(before+n)
+}
+
+// isClone tells whether an ID is that of a clone.
+func isClone(id string) bool {
+	_, n := parseCloneID(id)
+	return n > 0
+}
+
+// parseCloneID is the other way round; n is 0 for an ID that is no clone's.
+func parseCloneID(id string) (original string, n int) {
 	if i := strings.LastIndexByte(id, '~'); i > 0 {
-		if before, err := strconv.Atoi(id[i+1:]); err == nil && before > 0 {
-			id, n = id[:i], before+n
+		if n, err := strconv.Atoi(id[i+1:]); err == nil && n > 0 {
+			return id[:i], n
 		}
 	}
-	return id + "~" + strconv.Itoa(n)
+	return id, 0
 }

@@ -33,7 +33,7 @@
 //
 // A task over the limit takes a ticket, a place in a line kept in Redis for each key, and goes away uncharged: its worker
 // is free. Those who come later stand behind it. A promoter in each server process asks the limiter when its next slot is
-// and brings the first tasks of the line back just before, with asynq's Inspector. A task that is back claims its permits,
+// and brings the first tasks of the line back just before, as asynq's Inspector would. A task that is back claims its permits,
 // strictly, from the same limiter as all other callers of the key, waits in its worker for the last tenth of a second, and
 // runs. That claim is the one charge of a run; a retry after the handler's own error is another run. So it is with every algorithm, and with limiters of headgate.NewShared.
 //
@@ -46,8 +46,15 @@
 //
 // The promoters of all servers share the lines, and a line is looked after by one of them at a time. If none is alive,
 // asynq's own forwarder brings tasks back: some 5 s after their slots, more if the line is long or its pace not known
-// yet, and WithMaxPutOff at the latest. A promoter never touches a task that is archived, completed or gone, and one
-// that the forwarder is about to bring back anyway is left to it.
+// yet, and WithMaxPutOff at the latest. A promoter never revives a task that is archived, completed or gone, not even one
+// that ends in that moment.
+//
+// Where a slot is far off promoters look only now and then: once a second, and where many lines wait, 50 times a second for
+// all of them, each at least every 30 s. So late may a rate that was raised, or permits that came back, be noticed.
+//
+// A task whose asynq.Deadline passes before the limiter's next slot ends at once with ErrPastDeadline. Behind others it
+// stands in line, as they may be deleted or the limit raised; it is back some seconds before its deadline, maybe more than
+// once, and ends so when there is no time left.
 //
 // A ticket whose task was deleted is dropped when its turn comes and costs nothing. One whose task does not arrive after
 // it was brought back, because its queue is paused or its servers are gone, counts for WithGrace; then others get its slot,

@@ -5,7 +5,8 @@
 -- ARGV[2]   TTL, ms
 -- ARGV[3…]  triples for lines that the caller has looked at: the key, until when it had it (µs since 1970, as replied), and
 --           in how many µs to look again; 0 if nobody stands there
--- Reply     in how many µs the next line is due (-1: there is none); until when the caller has these: at most 20 keys
+-- Reply     in how many µs the next line is due (-1: there is none); how many lines there are; until when the caller has
+--           these: at most 20 keys
 -- Writes    KEYS[1], with the TTL
 local call = redis.call
 local now = call('TIME')
@@ -28,4 +29,4 @@ local wait = '-1'
 local first = call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 if first[2] then wait = whole(math.max(first[2] - now, 0)) end
 call('PEXPIRE', KEYS[1], ARGV[2])
-return { wait, held, unpack(keys) }
+return { wait, whole(call('ZCARD', KEYS[1])), held, unpack(keys) }

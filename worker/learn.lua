@@ -3,15 +3,17 @@
 -- KEYS[1]  tickets: a sorted set of members by place (µs since 1970: when the ticket was taken); negative while released.
 --          A member is "cost:length of queue:queue" and the task's ID
 -- KEYS[2]  released: a sorted set of members by when they were released (µs since 1970); negative where nobody counts on
---          the task's coming soon: it was then found pending or active, or its queue is absent; 11 graces earlier where it
---          was only set aside for that, to stand in the line again after one
+--          the task's coming soon: it was then found pending, or its queue is absent; 11 graces earlier where it
+--          was only set aside, to stand in the line again: after one, for that, or sooner, if it was still in a worker
 -- KEYS[3]  line: a hash of
 --            claimed      permits that tickets have claimed
+--            permits      permits of all tickets
 --            front, mark, marked  when the limiter's next slot was last seen to be (µs since 1970), claimed then, and when
 --            pace         the time between slots (µs), as claims were seen to move the front
 --            reach        as long as there is no pace: how far ahead the front was, at most (µs)
 --            since        since when others on the key take the slots (µs since 1970)
 --            burst, seen  how many free permits are trusted at once, claimed when that last changed
+--            idle, left   how often in a row there were permits, left, but too few for the first ticket
 --            spare        permits that newcomers may claim although others stand here
 --            arrival      the time from release to arrival (µs), smoothed
 --            forced       the member that is to reserve like a Wait

@@ -27,10 +27,12 @@ var (
 	dueLua string
 	//go:embed wake.lua
 	wakeLua string
+	//go:embed bring.lua
+	bringLua string
 )
 
 // scripts are those of lines; learn.lua says what a line is.
-type scripts struct{ arrive, release, settle, due, wake *redis.Script }
+type scripts struct{ arrive, release, settle, due, wake, bring *redis.Script }
 
 func newScripts() scripts {
 	return scripts{
@@ -39,6 +41,7 @@ func newScripts() scripts {
 		settle:  redis.NewScript(learnLua + settleLua),
 		due:     redis.NewScript(dueLua),
 		wake:    redis.NewScript(wakeLua),
+		bring:   redis.NewScript(bringLua),
 	}
 }
 
@@ -50,10 +53,11 @@ type line struct {
 	keys    []string
 }
 
-// lineOf finds the line of a key, "" for the limiter itself.
+// lineOf finds the line of a key, "" for the limiter itself. A promoter may find keys of another throttle of the limiter,
+// whether its own has keys or not.
 func (t *Throttle) lineOf(key string) line {
 	l := t.limiter
-	if t.opts.key != nil {
+	if key != "" {
 		l = l.For(key)
 	}
 	return line{
@@ -108,6 +112,7 @@ const (
 	wantArrive = "arrive"
 	wantLook   = "look"
 	wantJoin   = "join"
+	wantYield  = "yield"
 )
 
 // arrive tells a task what to do. Who holds no ticket takes one if others stand here, unless take is false.
@@ -122,11 +127,21 @@ func (l line) arrive(ctx context.Context, member string, cost int, take bool) (s
 // join takes a ticket after a refused claim, at the place that the task had, if any. The slot is the one that was too far off,
 // the zero time if it is not known.
 func (l line) join(ctx context.Context, member string, place int64, slot time.Time, cost int) (standing, error) {
+	return l.standAgain(ctx, member, wantJoin, place, slot, cost)
+}
+
+// yield takes a ticket at the end of the line, for one who may not wait for the slot that there is, however long it stands
+// before the others.
+func (l line) yield(ctx context.Context, member string, place int64, slot time.Time, cost int) (standing, error) {
+	return l.standAgain(ctx, member, wantYield, place, slot, cost)
+}
+
+func (l line) standAgain(ctx context.Context, member, want string, place int64, slot time.Time, cost int) (standing, error) {
 	ahead := ""
 	if !slot.IsZero() {
 		ahead = strconv.FormatInt(max(time.Until(slot).Microseconds(), 1), 10)
 	}
-	return l.call(ctx, member, wantJoin, place, ahead, cost)
+	return l.call(ctx, member, want, place, ahead, cost)
 }
 
 func (l line) call(ctx context.Context, member, want string, place int64, off string, cost int) (standing, error) {
@@ -139,7 +154,8 @@ func (l line) call(ctx context.Context, member, want string, place int64, off st
 		err = l.wake(ctx)
 	}
 	return standing{
-		verdict: verdict(n[0]), place: n[1], wait: time.Duration(n[2]) * time.Microsecond, known: n[3] == 1, forced: n[4] == 1,
+		verdict: verdict(n[0]), place: n[1], wait: time.Duration(min(n[2], longest.Microseconds())) * time.Microsecond,
+		known: n[3] == 1, forced: n[4] == 1,
 	}, err
 }
 
@@ -150,11 +166,13 @@ func (l line) wake(ctx context.Context) error {
 	return l.failed(err)
 }
 
-// release asks which tickets shall come back now, where the limiter has told when its next slot is.
-func (l line) release(ctx context.Context, d headgate.Decision) (members []string, next time.Duration, err error) {
+// release asks which tickets shall come back now, where the limiter has told when its next slot is. If that is far off, it is
+// soon enough to look again after the time that is given.
+func (l line) release(ctx context.Context, d headgate.Decision, far time.Duration) (members []string, next time.Duration, err error) {
 	reply, err := l.scripts.release.Run(ctx, l.rdb, l.keys, d.RetryAfter.Microseconds(), d.Remaining,
 		l.lead.Microseconds(), max(l.lead, l.opts.inPlace/2).Microseconds(), l.concurrency, l.opts.grace.Microseconds(),
-		l.opts.patience.Microseconds(), tick.Microseconds(), l.ttl().Milliseconds()).StringSlice()
+		l.opts.patience.Microseconds(), tick.Microseconds(), l.ttl().Milliseconds(),
+		d.Limit, d.ResetAfter.Microseconds(), far.Microseconds()).StringSlice()
 	if err != nil {
 		return nil, 0, l.failed(err)
 	}
@@ -170,7 +188,7 @@ func (l line) settle(ctx context.Context, outcomes []any) error {
 	if len(outcomes) == 0 {
 		return nil
 	}
-	return l.failed(l.scripts.settle.Run(ctx, l.rdb, l.keys, outcomes...).Err())
+	return l.failed(l.scripts.settle.Run(ctx, l.rdb, l.keys, append([]any{l.opts.grace.Microseconds()}, outcomes...)...).Err())
 }
 
 // leave gives a ticket up.
@@ -180,9 +198,10 @@ func (l line) leave(ctx context.Context, member string) error {
 
 // Outcomes, as in settle.lua.
 const (
-	drop = "drop"
-	park = "park"
-	back = "back"
+	drop  = "drop"
+	park  = "park"
+	later = "later"
+	back  = "back"
 )
 
 // ttl is how long what is stored outlives the last change: a ticket's task is back before.
@@ -198,7 +217,16 @@ func (t *Throttle) failed(err error) error {
 	// Redis quotes the arguments of a command that it does not know, and a user's key is among them.
 	public, _, _ := strings.Cut(t.waitingKey(), "{")
 	if text, _, found := strings.Cut(err.Error(), public+"{"); found {
-		err = errors.New(text + "(a key)")
+		err = &redacted{text + "(a key)", err}
 	}
 	return &headgate.StoreError{Op: "tickets", Unknown: true, Err: err}
 }
+
+// A redacted error says less than its cause, and is it in all else.
+type redacted struct {
+	text  string
+	cause error
+}
+
+func (e *redacted) Error() string { return e.text }
+func (e *redacted) Unwrap() error { return e.cause }

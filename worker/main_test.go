@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -22,6 +23,10 @@ import (
 func TestMain(m *testing.M) {
 	if actAsServer() {
 		return
+	}
+	// Most tests wait rather than compute, so that more of them can run at a time than there are processors.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
 	}
 	// go-redis's pool and asynq's own goroutines end by and by.
 	goleak.VerifyTestMain(m)

@@ -31,6 +31,9 @@ type options struct {
 	ofLines   []string // the names of the options that are about lines
 }
 
+// longest is the most that any time may be.
+const longest = 365 * 24 * time.Hour
+
 func defaults() options {
 	return options{
 		inPlace:  time.Second,
@@ -70,7 +73,8 @@ func WithCost(cost func(context.Context, *asynq.Task) int) Option {
 }
 
 // WithLead sets how long before its slot a task is brought back, at least; more if tasks are seen to take longer to
-// arrive. The default is 100 ms, or twice the server's TaskCheckInterval if that is more.
+// arrive. The default is 100 ms, or twice the server's TaskCheckInterval if that is more, and at most WithMaxInPlace: who
+// comes earlier may not wait in place, and would go away again.
 func WithLead(lead time.Duration) Option {
 	return func(o *options) error {
 		o.ofLines = append(o.ofLines, "WithLead")
@@ -91,7 +95,9 @@ func WithMaxInPlace(d time.Duration) Option {
 
 // WithShare sets how many in a hundred of the server's workers may wait in place at one time: 90 by default, at least
 // one worker unless it is 0. Half of those seats are for tasks that were brought back for their slots, and wait for a
-// tenth of a second or so; the other workers are always there for tasks that need not wait.
+// tenth of a second or so; the other workers are always there for tasks that need not wait. Several throttles of one server
+// each have their own share: give each a part of what may wait. Where it is 0 one worker waits all the same, now and then,
+// for a task that others have kept waiting: see WithPatience.
 func WithShare(percent int) Option {
 	return func(o *options) error {
 		o.ofLines = append(o.ofLines, "WithShare")
@@ -104,14 +110,14 @@ func WithShare(percent int) Option {
 }
 
 // WithMaxPutOff sets after how long, at most, asynq's forwarder brings a waiting task back if no promoter has: an hour
-// by default, at least a second. It is no bound on the waiting itself.
+// by default, at least a second and at most a year, as for all times here. It is no bound on the waiting itself.
 func WithMaxPutOff(d time.Duration) Option {
 	return func(o *options) error {
 		o.putOff = d
 		if d < time.Second {
 			return invalidf("WithMaxPutOff: %v is less than a second", d)
 		}
-		return nil
+		return positive("WithMaxPutOff", d)
 	}
 }
 
@@ -127,7 +133,8 @@ func WithGrace(d time.Duration) Option {
 }
 
 // WithPatience sets for how long other callers of the key, who Wait or Reserve, may keep the tasks waiting by taking
-// every slot: 5 s by default. Then the first task reserves a slot as they do, and waits for it in place.
+// every slot: 5 s by default. Then the first task reserves a slot as they do, and waits for it in place; if it may not wait
+// so long, for its deadline or timeout, it goes to the end of the line, and after another such time the next one tries.
 func WithPatience(d time.Duration) Option {
 	return func(o *options) error {
 		o.ofLines = append(o.ofLines, "WithPatience")
@@ -149,7 +156,8 @@ func WithMaxWaiting(n int) Option {
 	}
 }
 
-// WithFailOpen runs tasks, unlimited, while Redis does not answer the limiter. Without it they fail, as by any error.
+// WithFailOpen runs tasks, unlimited, while Redis does not answer the limiter, starts, fails over or is full. Without it
+// they fail, as by any error; and with it, too, where Redis refuses for good: a key of another type, a missing permission.
 func WithFailOpen() Option {
 	return func(o *options) error {
 		o.failOpen = true
@@ -189,6 +197,9 @@ func present(option string, missing bool) error {
 func positive(option string, d time.Duration) error {
 	if d <= 0 {
 		return invalidf("%s: %v is not positive", option, d)
+	}
+	if d > longest {
+		return invalidf("%s: %v is more than a year", option, d)
 	}
 	return nil
 }

@@ -2,12 +2,9 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"strconv"
 	"sync"
 	"time"
-
-	"github.com/hibiken/asynq"
 )
 
 // tick is how often a promoter looks at a line whose next slot is near.
@@ -18,6 +15,16 @@ const held = time.Second
 
 // idleFor is how long a promoter sleeps, at most, while others look after all there is.
 const idleFor = 500 * time.Millisecond
+
+// Lines whose slots are far off are looked at once a second, and less often if there are many: once for each tick for all
+// of them, and each at least once in farAtMost. A rate that was raised, or permits that came back, are noticed then.
+const (
+	farAtLeast = time.Second
+	farAtMost  = 30 * time.Second
+)
+
+// endsWithin is how long a promoter has to end; it takes longer if Redis does not answer.
+const endsWithin = 2 * time.Second
 
 // A promoter brings tasks back just before their slots. There is one in each server; they share the lines.
 type promoter struct {
@@ -37,11 +44,14 @@ func newPromoter(t *Throttle) *promoter {
 
 func (p *promoter) start() { p.begin.Do(func() { go p.run() }) }
 
-// stop ends the promoter and waits for that.
+// stop ends the promoter and waits for that, but not for long.
 func (p *promoter) stop() {
 	p.end()
 	p.begin.Do(func() { close(p.ended) }) // it never ran
-	<-p.ended
+	select {
+	case <-p.ended:
+	case <-time.After(endsWithin):
+	}
 }
 
 // poke has it look at once.
@@ -59,7 +69,7 @@ func (p *promoter) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		keys, until, wait, err := p.due(looked)
+		keys, until, lines, wait, err := p.due(looked)
 		looked = looked[:0]
 		switch {
 		case p.ctx.Err() != nil:
@@ -67,8 +77,9 @@ func (p *promoter) run() {
 		case err != nil:
 			keys, wait = nil, idleFor // the forwarder still brings tasks back
 		}
+		far := min(max(time.Duration(lines)*tick, farAtLeast), farAtMost)
 		for _, key := range keys {
-			next, err := p.look(p.t.lineOf(key))
+			next, err := p.look(p.t.lineOf(key), far)
 			if err != nil {
 				next = held
 			}
@@ -93,64 +104,76 @@ func (p *promoter) run() {
 	}
 }
 
-// due says which lines have been looked at, and takes those that are due.
-func (p *promoter) due(looked []any) (keys []string, until string, wait time.Duration, err error) {
+// due says which lines have been looked at, and takes those that are due, of so many that there are.
+func (p *promoter) due(looked []any) (keys []string, until string, lines int, wait time.Duration, err error) {
 	args := append([]any{held.Microseconds(), p.t.ttl().Milliseconds()}, looked...)
 	reply, err := p.t.scripts.due.Run(p.ctx, p.t.rdb, []string{p.t.waitingKey()}, args...).StringSlice()
 	if err != nil {
-		return nil, "", 0, err
+		return nil, "", 0, 0, err
+	}
+	if len(reply) < 3 {
+		return nil, "", 0, 0, errReply
 	}
 	us, err := strconv.ParseInt(reply[0], 10, 64)
-	if err != nil || len(reply) < 2 {
-		return nil, "", 0, errReply
+	if err != nil {
+		return nil, "", 0, 0, errReply
+	}
+	if lines, err = strconv.Atoi(reply[1]); err != nil {
+		return nil, "", 0, 0, errReply
 	}
 	wait = time.Duration(us) * time.Microsecond
 	if us < 0 {
 		wait = idleFor
 	}
-	return reply[2:], reply[1], wait, nil
+	return reply[3:], reply[2], lines, wait, nil
 }
 
 // look brings back the tasks of a line whose slots are near, and says when to look again; 0 if nobody stands there.
-func (p *promoter) look(l line) (next time.Duration, err error) {
-	for range 20 { // the tickets of tasks that are gone make room for others
+func (p *promoter) look(l line, far time.Duration) (next time.Duration, err error) {
+	for range 20 { // the tickets of tasks that do not come make room for others
 		d, err := l.limiter.Peek(p.ctx)
 		if err != nil {
 			return 0, err
 		}
-		members, next, err := l.release(p.ctx, d)
+		members, next, err := l.release(p.ctx, d, far)
 		if err != nil {
 			return 0, err
 		}
-		gone, err := p.bringBack(l, members)
-		if err != nil || gone == 0 {
+		absent, err := p.bringBack(l, members)
+		if err != nil || absent == 0 {
 			return next, err
 		}
 	}
 	return tick, nil
 }
 
-// bringBack has released tasks come to a worker, and says how many are gone for good.
-func (p *promoter) bringBack(l line, members []string) (gone int, err error) {
+// bringBack has released tasks come to a worker, and says how many of them do not come now.
+func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
 	var outcomes []any
+	settle := func(member, outcome string) { outcomes = append(outcomes, member, outcome) }
 	// A task that has just taken its ticket is active until asynq has put it away.
 	for attempt, wait := 0, 5*time.Millisecond; len(members) > 0; attempt, wait = attempt+1, 2*wait {
 		var again []string
 		for _, m := range members {
+			if p.ctx.Err() != nil { // others may bring it back
+				settle(m, back)
+				continue
+			}
 			switch p.bring(m) {
 			case taskGone:
-				outcomes = append(outcomes, m, drop)
-				gone++
+				settle(m, drop)
+				absent++
 			case taskComing:
-				outcomes = append(outcomes, m, park)
+				settle(m, park)
 			case taskActive:
 				if attempt == 4 {
-					outcomes = append(outcomes, m, park)
+					settle(m, later)
+					absent++
 				} else {
 					again = append(again, m)
 				}
 			case taskUnknown:
-				outcomes = append(outcomes, m, back)
+				settle(m, back)
 			case taskBrought:
 			}
 		}
@@ -158,11 +181,12 @@ func (p *promoter) bringBack(l line, members []string) (gone int, err error) {
 			select {
 			case <-time.After(wait):
 			case <-p.ctx.Done():
-				return gone, p.ctx.Err()
 			}
 		}
 	}
-	return gone, l.settle(p.ctx, outcomes)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), endsWithin)
+	defer cancel()
+	return absent, l.settle(ctx, outcomes)
 }
 
 // whereabouts is what became of a task that was to be brought back.
@@ -172,39 +196,32 @@ const (
 	taskBrought whereabouts = iota
 	taskComing              // it is pending already
 	taskActive              // it is in a worker: still, or again
-	taskGone                // it will never come
-	taskUnknown             // Redis failed, or it has just changed
+	taskGone                // it will not come, or not for its ticket
+	taskUnknown             // Redis failed
 )
 
-// bring has asynq run a task that waits. A task that has ended is left alone: RunTask would run it again. It may end
-// between being seen to wait and RunTask only if the forwarder brings it back in just that moment; so one that the
-// forwarder is about to bring back is left to it.
+// bring has asynq run a task that waits. One that has ended meanwhile is left alone.
 func (p *promoter) bring(member string) whereabouts {
 	queue, id, ok := parseMember(member)
 	if !ok {
 		return taskGone
 	}
-	info, err := p.t.inspector.GetTaskInfo(queue, id)
+	asynqs := "asynq:{" + queue + "}:"
+	keys := []string{asynqs + "t:" + id, asynqs + "pending", asynqs + "retry"}
+	if isClone(id) { // any other that is scheduled was enqueued anew, for a time of its own
+		keys = append(keys, asynqs+"scheduled")
+	}
+	state, err := p.t.scripts.bring.Run(p.ctx, p.t.rdb, keys, id, time.Now().UnixNano()).Text()
 	switch {
-	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
-		return taskGone
 	case err != nil:
 		return taskUnknown
-	}
-	switch info.State {
-	case asynq.TaskStateActive:
+	case state == "brought":
+		return taskBrought
+	case state == "active":
 		return taskActive
-	case asynq.TaskStatePending:
+	case state == "pending":
 		return taskComing
-	case asynq.TaskStateRetry, asynq.TaskStateScheduled:
 	default:
 		return taskGone
 	}
-	if time.Until(info.NextProcessAt) <= time.Second {
-		return taskComing
-	}
-	if p.t.inspector.RunTask(queue, id) != nil {
-		return taskUnknown
-	}
-	return taskBrought
 }

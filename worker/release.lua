@@ -10,9 +10,13 @@
 -- ARGV[7]   how long others on the key may keep the line waiting, µs
 -- ARGV[8]   how soon to look again if tickets wait for a slot that is near, µs
 -- ARGV[9]   TTL, ms
+-- ARGV[10]  permits that the limiter has at most
+-- ARGV[11]  in how many µs the limiter is as new, with all its permits, if nobody comes
+-- ARGV[12]  how soon to look again, at the latest, if tickets wait for a slot that is far, µs
 -- Reply     in how many µs to look again, 0 if nobody stands here any more; the members released: at most 100
 -- Writes    all three keys, with the TTL
 local retry, remaining, grace, tick = ARGV[1] + 0, ARGV[2] + 0, ARGV[6] + 0, ARGV[8] + 0
+local limit, reset, far = ARGV[10] + 0, ARGV[11] + 0, ARGV[12] + 0
 local most = 100
 
 -- Those that did not come stand in the line again, at the same place.
@@ -32,7 +36,7 @@ back(call('ZREVRANGEBYSCORE', KEYS[2], '(0', '(' .. whole(11 * grace - recall), 
 
 local waiting = call('ZCOUNT', KEYS[1], 0, '+inf')
 if waiting == 0 and call('ZCARD', KEYS[2]) == 0 then
-  call('HDEL', KEYS[3], 'spare', 'forced', 'since', 'look')
+  call('HDEL', KEYS[3], 'permits', 'idle', 'left', 'spare', 'forced', 'since', 'look')
   call('PEXPIRE', KEYS[3], 60000) -- the pace is remembered for a while
   return { '0' }
 end
@@ -106,6 +110,12 @@ local function passed(member, cost)
   return true
 end
 
+-- grantable tells whether the limiter may grant so much now. It does not tell of all that it grants: some algorithms grant
+-- one request more than they have, and the request pays later. And what it never grants shall fail, and not stand here.
+local function grantable(cost)
+  return retry == 0 and (cost <= remaining or cost > limit or reset == 0)
+end
+
 local full = waiting == 0 or budget < 1 and not forced
 for _ = 1, 10 do -- so many at most are set aside in one go
   if full then break end
@@ -113,7 +123,7 @@ for _ = 1, 10 do -- so many at most are set aside in one go
   for _, member in ipairs(heads) do
     local cost = string.match(member, '^%d+') + 0
     if not passed(member, cost) then
-      full = #reply > most or out + cost > budget and not (out == 0 and retry == 0 and remaining >= cost)
+      full = #reply > most or out + cost > budget and not (out == 0 and grantable(cost))
       if full and forced and #reply <= most then
         call('HSET', KEYS[3], 'forced', member, 'since', whole(now))
         full = false
@@ -132,13 +142,19 @@ end
 local spare = 0
 if oldest and now - oldest > max(1.5 * (arrival or 0), 2 * tick) then spare = within(tick) end
 
-local nextly = tick
-if waiting == 0 then
-  nextly = min(grace, 1000000)
-elseif retry > lead then
-  nextly = min(max(retry - lead, tick), 1000000)
+local nextly, idle = tick, 0
+if out == 0 and waiting > 0 and retry == 0 then
+  -- There are permits, but too few for the first: nothing happens until they are more.
+  if field('left') == remaining then idle = (field('idle') or 0) + 1 end
+  nextly = max(min(tick * 2 ^ min(idle, 6), 1000000, reset), tick)
+elseif waiting == 0 or retry > lead then
+  nextly = out > 0 and min(grace, 1000000) or far
+  if waiting > 0 then nextly = min(nextly, retry - lead) end
+  local first = call('ZREVRANGEBYSCORE', KEYS[2], '(0', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)[2] -- that was set aside
+  if first then nextly = min(nextly, 12 * grace - first - now) end
+  nextly = max(nextly, tick)
 end
-call('HSET', KEYS[3], 'burst', burst, 'seen', whole(claimed), 'spare', whole(spare), 'look', whole(now + nextly))
+call('HSET', KEYS[3], 'burst', burst, 'seen', whole(claimed), 'idle', idle, 'left', whole(remaining), 'spare', whole(spare), 'look', whole(now + nextly))
 if waiting == 0 then call('HDEL', KEYS[3], 'look') end -- the next one who takes a ticket wakes a promoter
 for i = 1, 3 do call('PEXPIRE', KEYS[i], ARGV[9]) end
 reply[1] = whole(nextly)

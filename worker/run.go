@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/headgate-go/headgate"
 )
@@ -59,10 +62,21 @@ func (t *Throttle) Middleware(next asynq.Handler) asynq.Handler {
 	})
 }
 
-// isOutage tells whether an error says that Redis did not answer, and not that the task was told to end.
+// isOutage tells whether an error says that Redis cannot serve, and not that the task was told to end, that it may go on as
+// a clone, or that something was set up wrongly, which would be so for good.
 func isOutage(ctx context.Context, err error) bool {
 	_, ok := errors.AsType[*headgate.StoreError](err)
-	return ok && ctx.Err() == nil
+	if !ok || ctx.Err() != nil || errors.Is(err, errMayBeCloned) || errors.Is(err, errReply) {
+		return false
+	}
+	reply, ok := errors.AsType[redis.Error](err)
+	return !ok || slices.ContainsFunc(passing, func(code string) bool { return strings.Contains(reply.Error(), code) })
+}
+
+// passing are the replies of a Redis that starts, fails over, is full or busy. It may quote them inside others, from scripts.
+var passing = []string{
+	"LOADING ", "READONLY ", "CLUSTERDOWN ", "MASTERDOWN ", "TRYAGAIN ", "NOREPLICAS ", "OOM ", "MISCONF ", "BUSY ",
+	"max number of clients",
 }
 
 // A call is one time that a task comes to a worker.
@@ -135,7 +149,7 @@ func (c *call) throttle(ctx context.Context) error {
 	if s.verdict == nobodyWaits || s.verdict == returned {
 		bound, seat := min(c.opts.inPlace, untilDeadline(ctx)), anySeat
 		if s.forced {
-			bound = untilDeadline(ctx)
+			bound, seat = untilDeadline(ctx), lastSeat
 		}
 		if s.verdict == nobodyWaits {
 			seat = newcomersSeat
@@ -144,7 +158,11 @@ func (c *call) throttle(ctx context.Context) error {
 			return err
 		}
 		if !c.last {
-			if s, err = c.join(ctx, m, s.place, slot, c.cost); err != nil {
+			stand := c.join
+			if s.forced && time.Until(slot) > bound {
+				stand = c.yield
+			}
+			if s, err = stand(ctx, m, s.place, slot, c.cost); err != nil {
 				return err
 			}
 		}
@@ -218,6 +236,7 @@ type seating int
 const (
 	anySeat       seating = iota
 	newcomersSeat         // one of the first half: the others are for those who are brought back for their slots
+	lastSeat              // there is one even where none is to wait
 	anywhere              // it needs none
 )
 
@@ -231,7 +250,7 @@ func (c *call) sit(where seating) (leave func(), seated bool) {
 	if where == anywhere {
 		return func() {}, true
 	}
-	if where == newcomersSeat && 2*len(c.seats) >= cap(c.seats) {
+	if where == newcomersSeat && 2*len(c.seats) >= cap(c.seats) || where != lastSeat && c.opts.share == 0 {
 		return func() {}, false
 	}
 	select {
@@ -257,14 +276,14 @@ func (c *call) goAway(ctx context.Context, s standing, slot time.Time) error {
 	return c.bounce(putOff)
 }
 
-// awayFor is after how long asynq brings the task back, if no promoter has, or why it never need.
+// awayFor is after how long asynq brings the task back, if no promoter has, or why it never need: the limiter itself has told
+// that the slot is past the deadline, or there is no time left to go away. What the line tells is no reason: tasks before
+// this one may be deleted, or the rate raised.
 func (c *call) awayFor(ctx context.Context, s standing, slot time.Time) (time.Duration, error) {
 	off := max(time.Until(slot), 0)
 	wait := max(s.wait, off)
 	putOff := wait + wait/4 + safety // what the line tells is an estimate
-	if s.known {
-		off = wait
-	} else {
+	if !s.known {
 		putOff = max(unknownWait, putOff)
 	}
 	putOff = min(putOff, c.opts.putOff)

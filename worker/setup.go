@@ -48,7 +48,7 @@ func (c *call) inRedis(ctx context.Context) bool {
 		return true
 	}
 	_, err := c.inspector.GetTaskInfo(c.queue, c.id)
-	if !errors.Is(err, asynq.ErrTaskNotFound) && !errors.Is(err, asynq.ErrQueueNotFound) {
+	if !isGone(err) {
 		c.setup.found.Store(err == nil)
 		return true // or it is not known
 	}

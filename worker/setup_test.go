@@ -13,6 +13,7 @@ import (
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
 	"github.com/headgate-go/headgate/worker"
 )
 
@@ -201,3 +202,33 @@ func TestTheFirstTaskThatCannotRunIsTold(t *testing.T) {
 }
 
 func (r *rig) onePerDay() *headgate.Limiter { return r.limiter(onePerDay()) }
+
+// The permissions that docs/operations.md lists suffice, and clients, servers and inspectors of asynq have theirs.
+func TestTheDocumentedPermissionsSuffice(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	args := []any{"ACL", "SETUSER", "app", "on", ">password", "resetkeys", "~hg:*", "~asynq:*", "&asynq:*", "-@all"}
+	for _, command := range strings.Fields(strings.Join([]string{redistest.ACL, redistest.ACLTickets, redistest.ACLAsynq}, " ")) {
+		args = append(args, command)
+	}
+	if err := r.rdb.Do(context.Background(), args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: r.redis.Addr, Username: "app", Password: "password"})
+	t.Cleanup(func() { _ = rdb.Close() })
+	app := newRigOn(t, r.redis, rdb)
+	throttle := app.throttle(app.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1}),
+		worker.WithKey(byPayload), worker.WithTracing(), worker.WithGrace(100*time.Millisecond))
+	app.serve(throttle, nil, func(c *asynq.Config) {
+		c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { t.Error(err) })
+	})
+	for i := range 30 {
+		r.enqueueFor("x", fmt.Sprintf("t%d", i))
+	}
+	r.enqueueFor("x", "last", asynq.MaxRetry(0))
+	app.allRan(31)
+	log, err := r.rdb.Do(context.Background(), "ACL", "LOG").Slice()
+	if err != nil || len(log) > 0 {
+		t.Errorf("Redis refused %v (%v)", log, err)
+	}
+}

@@ -41,6 +41,37 @@ func TestATaskWhoseDeadlineComesFirstEnds(t *testing.T) {
 	}
 }
 
+// That the line is long is no reason to end a task: the rate may be raised, and tasks before it may be deleted.
+func TestATaskWhoseDeadlineComesBeforeTheEndOfItsLine(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ctx := context.Background()
+	shared, err := headgate.NewShared(headgate.Redis(r.rdb), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shared.SetRate(ctx, algos.TokenBucket{Rate: 10, Per: time.Second, Burst: 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.serve(r.throttle(&shared.Limiter), nil)
+	const before = 250
+	r.enqueueMany(before)
+	r.allRan(15) // the line's pace is known
+	r.enqueue("urgent", asynq.Deadline(time.Now().Add(18*time.Second)))
+	eventually(t, "it is put in line, or ends", func() bool {
+		state := r.info("urgent").State
+		return state == asynq.TaskStateRetry || state == asynq.TaskStateArchived
+	})
+	if _, err := shared.UpdateRate(ctx, algos.TokenBucket{Rate: 1000, Per: time.Second, Burst: 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.allRan(before)
+	eventually(t, "it has run, or ended", func() bool { return r.timesRan()["urgent"] == 1 || r.queue().Archived == 1 })
+	if r.queue().Archived != 0 {
+		t.Errorf("it ends with %q", r.info("urgent").LastErr)
+	}
+}
+
 // Uniqueness stays for as long as asynq gives it, retention begins with the run, and a group's task is one task.
 func TestUniqueRetainedAndGroupedTasks(t *testing.T) {
 	t.Parallel()
@@ -188,6 +219,55 @@ func TestWhenTheStoreFails(t *testing.T) {
 				t.Errorf("the task fails with %v", err)
 			}
 			eventually(t, "asynq counts it", func() bool { return r.info("a").Retried == 1 })
+		})
+	}
+}
+
+// Failing open is for a Redis that cannot serve, not for one that refuses for good.
+func TestFailOpenIsForOutages(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for name, test := range map[string]struct {
+		breaks func(r *rig) error
+		runs   bool
+	}{
+		"a key of another type": {func(r *rig) error { return r.rdb.Set(ctx, "hg:{test}:tickets", "mine", time.Hour).Err() }, false},
+		"a missing permission":  {func(r *rig) error { return r.rdb.ACLSetUser(ctx, "default", "-zscore").Err() }, false},
+		"full":                  {func(r *rig) error { return r.rdb.ConfigSet(ctx, "maxmemory", "1").Err() }, true},
+		"a replica":             {func(r *rig) error { return r.rdb.SlaveOf(ctx, "127.0.0.1", "1").Err() }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			other := newRig(t)
+			// Where Redis is broken as a whole that is the limiter's alone, so that asynq goes on.
+			broken := r
+			if test.runs {
+				broken = other
+			}
+			l, err := headgate.New(headgate.Redis(broken.rdb), "test", onePerDay())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !test.runs {
+				use(t, l, 1)
+			}
+			handled := make(chan error, 100)
+			r.serve(r.throttle(l, worker.WithFailOpen()), nil, func(c *asynq.Config) {
+				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { handled <- err })
+			})
+			if err := test.breaks(broken); err != nil {
+				t.Fatal(err)
+			}
+			r.enqueueMany(3)
+			if test.runs {
+				r.allRan(3) // of one that is allowed
+				return
+			}
+			eventually(t, "it runs, or fails", func() bool { return len(handled) > 0 || len(r.ran()) > 0 })
+			if len(r.ran()) > 0 {
+				t.Error("it ran")
+			}
 		})
 	}
 }

@@ -27,6 +27,7 @@ type Throttle struct {
 	promoter  *promoter
 
 	// Set by Configure:
+	configuring sync.Mutex
 	configured  atomic.Bool
 	concurrency int
 	lead        time.Duration
@@ -75,6 +76,10 @@ func New(limiter *headgate.Limiter, rdb redis.UniversalClient, opts ...Option) (
 	if t.opts.dedicated && len(t.opts.ofLines) > 0 {
 		return nil, invalidf("WithDedicated: %s means nothing beside it", t.opts.ofLines[0])
 	}
+	if t.opts.lead > t.opts.inPlace {
+		return nil, invalidf("WithLead: %v is more than WithMaxInPlace, %v: tasks would come back and have to go away again",
+			t.opts.lead, t.opts.inPlace)
+	}
 	t.promoter = newPromoter(t)
 	return t, nil
 }
@@ -104,6 +109,8 @@ func (t *Throttle) Configure(config *asynq.Config) error {
 		return invalidf("Configure: the throttle was drained; make another one")
 	default:
 	}
+	t.configuring.Lock()
+	defer t.configuring.Unlock()
 	if t.configured.Load() {
 		return invalidf("Configure: a throttle serves one server; make another one for the next")
 	}
@@ -120,17 +127,13 @@ func (t *Throttle) Configure(config *asynq.Config) error {
 	if t.concurrency < 1 {
 		t.concurrency = runtime.NumCPU() // as asynq does
 	}
-	if t.opts.share > 0 {
-		t.seats = make(chan struct{}, max(1, t.concurrency*t.opts.share/100))
-	}
-	if t.lead = t.opts.lead; t.lead == 0 {
-		t.lead = max(100*time.Millisecond, 2*config.TaskCheckInterval)
+	t.seats = make(chan struct{}, max(1, t.concurrency*t.opts.share/100))
+	if t.lead = t.opts.lead; t.lead == 0 { // who is brought back earlier than it may wait in place would go away again
+		t.lead = min(max(100*time.Millisecond, 2*config.TaskCheckInterval), t.opts.inPlace)
 	}
 	t.forwarder = config.DelayedTaskCheckInterval
 	t.logger = config.Logger
-	if !t.configured.CompareAndSwap(false, true) {
-		return invalidf("Configure: called twice at once")
-	}
+	t.configured.Store(true) // who sees it sees all of the above
 	if !t.opts.dedicated {
 		t.promoter.start()
 	}
@@ -183,7 +186,8 @@ func (t *Throttle) wrap(config *asynq.Config) {
 // Drain prepares the server's shutdown: call it before Shutdown. From then on no task waits in a worker; those that do go
 // back to their line at once, with their permits, to run elsewhere or after the next start, and their retry counts stay
 // as they are. (Without it they may hold up the shutdown for as long as they wait: asynq tells nobody that it begins.) It
-// ends the promoter and returns when that has ended. It may be called any number of times.
+// ends the promoter and returns when that has ended, or after two seconds if Redis does not answer. It may be called any
+// number of times.
 //
 // In a server that Configure has not prepared tasks cannot go away, except for those on their last attempt: they wait on,
 // and asynq puts those that still do back to the queue at the end of its ShutdownTimeout.

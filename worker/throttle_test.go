@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -184,6 +186,9 @@ func TestBadInput(t *testing.T) {
 		"WithGrace":         worker.WithGrace(0),
 		"WithPatience":      worker.WithPatience(0),
 		"WithMaxWaiting(0)": worker.WithMaxWaiting(0),
+		"a long lead":       worker.WithLead(1001 * time.Millisecond), // than WithMaxInPlace
+		"a long time":       worker.WithMaxPutOff(math.MaxInt64),
+		"a long grace":      worker.WithGrace(math.MaxInt64),
 	} {
 		if _, err := worker.New(l, r.rdb, opt); !errors.Is(err, headgate.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
@@ -247,6 +252,50 @@ func TestATaskWithABadKeyOrCostFails(t *testing.T) {
 	for id, want := range map[string]string{"nameless": "the key of a task is empty", "free": "0 permits", "huge": "never allowed"} {
 		if got := r.info(id).LastErr; !strings.Contains(got, want) {
 			t.Errorf("%s: %q", id, got)
+		}
+	}
+}
+
+// Who came back earlier than it may wait in place would have to go away again.
+func TestTheLeadIsNoLongerThanAWaitInPlace(t *testing.T) {
+	r := newRig(t)
+	for want, opts := range map[time.Duration][]worker.Option{
+		time.Second:            nil,
+		300 * time.Millisecond: {worker.WithMaxInPlace(300 * time.Millisecond)},
+		200 * time.Millisecond: {worker.WithMaxInPlace(300 * time.Millisecond), worker.WithLead(200 * time.Millisecond)},
+	} {
+		throttle := r.throttle(r.limiter(onePerDay()), opts...)
+		if err := throttle.Configure(&asynq.Config{TaskCheckInterval: 5 * time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		if lead := worker.Lead(throttle); lead != want {
+			t.Errorf("the lead is %v, want %v", lead, want)
+		}
+		throttle.Drain()
+	}
+}
+
+// Of several calls at once one configures, and the others are told.
+func TestConfigureAtOnce(t *testing.T) {
+	r := newRig(t)
+	for range 50 {
+		throttle := r.throttle(r.limiter(onePerDay()))
+		var refused atomic.Int32
+		var calls sync.WaitGroup
+		start := make(chan struct{})
+		for n := range 4 {
+			calls.Go(func() {
+				<-start
+				if err := throttle.Configure(&asynq.Config{Concurrency: n + 1}); errors.Is(err, headgate.ErrInvalid) {
+					refused.Add(1)
+				}
+			})
+		}
+		close(start)
+		calls.Wait()
+		throttle.Drain()
+		if refused.Load() != 3 {
+			t.Fatalf("%d of 4 were refused", refused.Load())
 		}
 	}
 }

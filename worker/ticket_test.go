@@ -2,8 +2,10 @@ package worker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -314,4 +316,148 @@ func TestTasksAreNotKeptWaitingForGood(t *testing.T) {
 	r.serve(r.throttle(l, worker.WithPatience(300*time.Millisecond), worker.WithMaxInPlace(100*time.Millisecond)), nil)
 	r.enqueueMany(2)
 	r.allRan(2)
+}
+
+// A cost may be as high as the limiter grants, which is more than some algorithms ever have at one time.
+func TestTasksThatCostAllThereIs(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		algorithm algos.Algorithm
+		cost      int
+	}{
+		"token bucket":      {algos.TokenBucket{Rate: 40, Per: time.Second, Burst: 8}, 8},
+		"funnel":            {algos.Funnel{Capacity: 8, Rate: 40, Per: time.Second}, 8},
+		"leaky bucket":      {algos.LeakyBucket{Rate: 40, Per: time.Second, Capacity: 10}, 10},
+		"fixed window":      {algos.FixedWindow{Limit: 4, Window: 200 * time.Millisecond}, 4},
+		"sliding log":       {algos.SlidingLog{Limit: 4, Window: 200 * time.Millisecond}, 4},
+		"sliding window":    {algos.SlidingWindow{Limit: 4, Window: 200 * time.Millisecond, Cells: 10}, 4},
+		"warm-up":           {algos.WarmUp{Rate: 40, Per: time.Second, Period: time.Second, ColdFactor: 3}, 45},
+		"without a warm-up": {algos.WarmUp{Rate: 40, Per: time.Second}, 45},
+		"calendar":          {algos.CalendarWindow{Limit: 6, Every: algos.Every(time.Second), Location: time.UTC}, 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.serve(r.throttle(r.limiter(test.algorithm), worker.WithMaxInPlace(100*time.Millisecond),
+				worker.WithCost(func(context.Context, *asynq.Task) int { return test.cost })), nil)
+			r.enqueueMany(4)
+			r.allRan(4)
+		})
+	}
+}
+
+// A task that costs more than the limiter ever grants fails when its turn comes, and those behind it run.
+func TestATaskThatIsNeverAllowedDoesNotHoldItsLineUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 3})
+	use(t, l, 3)
+	handled := make(chan error, 100)
+	r.serve(r.throttle(l, worker.WithCost(func(ctx context.Context, _ *asynq.Task) int {
+		if id, _ := asynq.GetTaskID(ctx); id == "huge" {
+			return 4
+		}
+		return 1
+	})), nil, func(c *asynq.Config) {
+		c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { handled <- err })
+	})
+	for _, id := range []string{"a", "huge", "b"} {
+		r.enqueue(id)
+		r.waits(id)
+	}
+	if err := l.Reset(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	r.allRan(2)
+	if err := <-handled; !errors.Is(err, headgate.ErrNeverAllowed) {
+		t.Errorf("it fails with %v", err)
+	}
+}
+
+// crowd has others on the key Wait, so that the next slot is always as far off as they are many, until the test ends.
+func crowd(t *testing.T, l *headgate.Limiter, others int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var waiting sync.WaitGroup
+	for range others {
+		waiting.Go(func() {
+			for l.Wait(ctx) == nil {
+			}
+		})
+	}
+	t.Cleanup(func() {
+		cancel()
+		waiting.Wait()
+	})
+	eventually(t, "all of them wait", func() bool {
+		d, err := l.Peek(ctx)
+		return err == nil && d.RetryAfter > 500*time.Millisecond
+	})
+}
+
+// What is first in the line and gone, or may not wait for so long, does not use up the patience of those behind it.
+func TestTheFirstOfALineThatCannotWaitLikeTheOthers(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		heads    int
+		deleted  bool
+		patience time.Duration
+		opts     []asynq.Option
+	}{
+		"deleted":         {heads: 20, deleted: true, patience: 4 * time.Second},
+		"a short timeout": {heads: 1, patience: 500 * time.Millisecond, opts: []asynq.Option{asynq.Timeout(time.Second)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			l := r.limiter(algos.TokenBucket{Rate: 10, Per: time.Second, Burst: 1})
+			crowd(t, l, 15)
+			r.serve(r.throttle(l, worker.WithPatience(test.patience), worker.WithMaxInPlace(100*time.Millisecond)), nil)
+			for i := range test.heads {
+				id := fmt.Sprintf("head%d", i)
+				r.enqueue(id, test.opts...)
+				r.waits(id)
+			}
+			for i := range test.heads {
+				if test.deleted {
+					_ = r.inspector.DeleteTask("default", fmt.Sprintf("head%d", i))
+				}
+			}
+			r.enqueue("alive")
+			eventually(t, "the one behind them runs", func() bool { return r.timesRan()["alive"] == 1 })
+		})
+	}
+}
+
+// Even where no worker is to wait in place, one does for a task that others would keep waiting for good.
+func TestPatienceWhereNoneMayWaitInPlace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 1})
+	crowd(t, l, 15)
+	r.serve(r.throttle(l, worker.WithShare(0), worker.WithPatience(300*time.Millisecond)), nil)
+	r.enqueueMany(2)
+	r.allRan(2)
+}
+
+// How long a task goes away for follows what those before it cost, not what it costs itself.
+func TestADearTaskBehindCheapOnes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	l := r.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 40})
+	use(t, l, 40)
+	r.serve(r.throttle(l, worker.WithCost(func(ctx context.Context, _ *asynq.Task) int {
+		if id, _ := asynq.GetTaskID(ctx); id == "dear" {
+			return 40
+		}
+		return 1
+	})), nil)
+	const cheap = 400
+	r.enqueueMany(cheap)
+	r.allRan(60) // the line's pace is known
+	r.enqueue("dear")
+	r.waits("dear")
+	left := time.Duration(cheap-len(r.ran())) * time.Second / 50
+	if away := time.Until(r.info("dear").NextProcessAt); away > 6*left+10*time.Second {
+		t.Errorf("there are %v of work before it, and it is away for %v", left, away)
+	}
 }

@@ -20,6 +20,7 @@ func NewTask(ctx context.Context, typename string, payload []byte, headers map[s
 // A traced is the telemetry of a call; nil if there is none.
 type traced struct {
 	run         *trace.TaskRun
+	previous    bool // a run of the task is remembered
 	endThrottle func(trace.ThrottleResult, time.Duration, error)
 }
 
@@ -30,10 +31,11 @@ func (c *call) trace(ctx context.Context) (context.Context, *traced) {
 	if c.opts.tracing == nil {
 		return ctx, nil
 	}
+	previous := c.previousRun(ctx)
 	ctx, run := c.opts.tracing.Begin(ctx, trace.Task{
-		Queue: c.queue, Limiter: c.limiter.Name(), Headers: c.task.Headers(), Previous: c.previousRun(ctx),
+		Queue: c.queue, Limiter: c.limiter.Name(), Headers: c.task.Headers(), Previous: previous,
 	})
-	return ctx, &traced{run: run}
+	return ctx, &traced{run: run, previous: previous != ""}
 }
 
 // throttling begins the throttle's part.
@@ -64,13 +66,16 @@ func (t *traced) throttled(c *call, err error) {
 	}
 }
 
-// end ends the call's span. If the task comes again, that run will be linked to this one.
+// end ends the call's span. If the task comes again, that run will be linked to this one; what is done is forgotten.
 func (t *traced) end(ctx context.Context, c *call, err error) {
 	if t == nil {
 		return
 	}
 	if err != nil || c.clone != "" {
 		c.rememberRun(ctx, t.run.Context())
+	}
+	if err == nil && t.previous {
+		c.forgetRun(ctx)
 	}
 	if isThrottled(err) {
 		err = nil
@@ -105,5 +110,11 @@ func (c *call) rememberRun(ctx context.Context, run string) {
 	}
 }
 
-// rememberWithin bounds what remembering a run may take from its worker.
+func (c *call) forgetRun(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rememberWithin)
+	defer cancel()
+	_ = c.rdb.Del(ctx, c.runKey(c.id)).Err()
+}
+
+// rememberWithin bounds what remembering a run, or forgetting it, may take from its worker.
 const rememberWithin = 100 * time.Millisecond

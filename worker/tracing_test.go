@@ -222,3 +222,25 @@ func TestTracesOfWhatNeverRuns(t *testing.T) {
 		}
 	}
 }
+
+// What links a task's runs is forgotten when the task is done, by itself or by a clone.
+func TestRunsOfTasksThatAreDoneAreForgotten(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ctx := context.Background()
+	s := newTelescope()
+	l := r.limiter(onePerDay(), headgate.WithName("vendor"))
+	use(t, l, 1)
+	r.serve(r.throttle(l, worker.WithTracing(s.opts...)), nil)
+	remembered := func() int { return len(r.rdb.Keys(ctx, "hg:{test}:run:*").Val()) }
+	r.enqueue("a")
+	r.enqueue("last", asynq.MaxRetry(0))
+	eventually(t, "both went away", func() bool { return r.queue().Retry == 1 && r.queue().Scheduled == 1 && remembered() == 2 })
+	for n := 1; n <= 2; n++ {
+		if err := l.Reset(ctx); err != nil {
+			t.Fatal(err)
+		}
+		r.allRan(n)
+	}
+	eventually(t, "nothing is remembered", func() bool { return remembered() == 0 })
+}

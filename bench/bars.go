@@ -1,5 +1,7 @@
 package main
 
+import "fmt"
+
 // bars are what Headgate aims at, beside what was measured. A row whose contenders were not measured is left out.
 func (r results) bars() []row {
 	var rows []row
@@ -28,6 +30,14 @@ func (r results) bars() []row {
 	} {
 		beside(of.crowd.String()+": decisions a second", "", at(perSecond, of.crowd.String()), bar{of.least, atLeast})
 	}
+	for _, of := range []struct {
+		permits int
+		least   float64
+	}{{100, 25}, {1000, 150}} {
+		q := at(perSecond, crowd{64, 1}.String())
+		add(fmt.Sprintf("64 callers, 1 key, leases of %d: decisions a second", of.permits), "", r[q][redisRateName], r[q][leasing(of.permits).String()], bar{of.least, atLeast})
+	}
+	add("64 callers who are refused again and again, remembered: decisions a second", "", r[denied][redisRateName], r[denied][rememberName], bar{300, atLeast})
 	beside("256 callers, 1 key: a caller's p99", "µs", at(callerP99, crowd{256, 1}.String()), bar{1500, value})
 	add("500 waiters at once: script calls a permit, unbatched", "", r[callsAPermit][redisRateName], r[callsAPermit][unbatchedName], bar{1, value})
 	beside("500 waiters at once: script calls a permit", "", callsAPermit, bar{0.05, value})

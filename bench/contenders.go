@@ -78,6 +78,13 @@ func contenders() []contender {
 		{name: headgateName, mode: "unbatched", open: func(rdb client, l limit) (keyed, error) {
 			return headgateKeyed(headgate.Redis(rdb, headgate.Unbatched()), l)
 		}},
+		leasing(100), leasing(1000),
+		{name: headgateName, mode: "remembered denials", open: func(rdb client, l limit) (keyed, error) {
+			if l != refused {
+				return nil, errNoSuchLimit // it is as without
+			}
+			return headgateKeyed(headgate.Redis(rdb, headgate.RememberDenials()), l)
+		}},
 		{name: headgateName, mode: "a context that can be cancelled", open: cancellable, lone: true},
 		{name: headgateName, mode: "shared parameters", open: headgateShared, lone: true},
 	}...)
@@ -88,14 +95,25 @@ const (
 	headgateName  = "Headgate"
 	unbatchedName = "Headgate, unbatched"
 	sharedName    = "Headgate, shared parameters"
+	rememberName  = "Headgate, remembered denials"
 	redisRateName = "redis_rate"
 	pipelinedMode = "go-redis's AutoPipeline"
 	floorName     = "no limiter: a script that does nothing"
 )
 
+// leasing has Headgate take so many permits at a time.
+func leasing(n int) contender {
+	return contender{name: headgateName, mode: "leases of " + count(n, "permit"), open: func(rdb client, l limit) (keyed, error) {
+		if l != allowed {
+			return nil, errNoSuchLimit // a lease is for a hot key with a burst
+		}
+		return headgateKeyed(headgate.Redis(rdb), l, headgate.WithLease(n))
+	}}
+}
+
 // headgateKeyed makes a limiter for each user. Its key is as long as the user's.
-func headgateKeyed(store headgate.Store, l limit) (keyed, error) {
-	limiter, err := headgate.New(store, "user", algos.TokenBucket{Rate: l.rate, Per: l.per, Burst: l.burst})
+func headgateKeyed(store headgate.Store, l limit, opts ...headgate.Option) (keyed, error) {
+	limiter, err := headgate.New(store, "user", algos.TokenBucket{Rate: l.rate, Per: l.per, Burst: l.burst}, opts...)
 	if err != nil {
 		return nil, err
 	}

@@ -84,6 +84,14 @@ func (r report) Server() string {
 		column{"commands", commands}, column{"… 64 callers", commandsCrowd})
 }
 
+// SplitOver is the number of keys.
+func (report) SplitOver() int { return splitOver }
+
+// Split is what a limit costs that is kept in a cluster, in one key and in several.
+func (r report) Split() string {
+	return r.table(splits(), column{"decisions a second", splitRate}, column{"busiest primary, µs a decision", splitBusy})
+}
+
 // Uneven is the same at an uneven rate.
 func (r report) Uneven() string {
 	return r.table(names(), column{"allowed, µs", busyAllowedUneven}, column{"refused, µs", busyRefusedUneven})

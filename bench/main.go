@@ -59,6 +59,7 @@ func run(p *program.Program, rounds int, out string) error {
 			return err
 		}},
 		{"crowds", func() error { return throughput(rdb, rounds, r.results) }},
+		{"a limit split over a cluster", func() error { return split(p, rounds, r.results) }},
 	} {
 		since := time.Now()
 		if err := part.take(); err != nil {

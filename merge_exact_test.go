@@ -32,10 +32,13 @@ func (*tape) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPi
 
 func (tp *tape) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		if !strings.HasPrefix(cmd.Name(), "eval") {
+			return next(ctx, cmd)
+		}
+		tp.mu.Lock() // one at a time: on a slow machine some do not wait for a call any more, and the order would be lost
+		defer tp.mu.Unlock()
 		err := next(ctx, cmd)
-		if err == nil && strings.HasPrefix(cmd.Name(), "eval") {
-			tp.mu.Lock()
-			defer tp.mu.Unlock()
+		if err == nil {
 			tp.calls = append(tp.calls, cmd)
 		}
 		return err

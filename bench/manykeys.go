@@ -43,6 +43,9 @@ func serverMemory(rdb client, r results) error {
 		if err != nil {
 			return err
 		}
+		if len(made) == 0 { // it does not know the limit
+			continue
+		}
 		before, err := usedMemory(rdb)
 		if err != nil {
 			return err

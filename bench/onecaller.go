@@ -76,7 +76,7 @@ func keyBytes(rdb client, rounds int, r results) error {
 		}
 		probes = append(probes, probe{c.String(), func() (reading, error) {
 			made, err := open(rdb, lasting, []contender{c})
-			if err != nil {
+			if err != nil || len(made) == 0 { // it does not know the limit
 				return nil, err
 			}
 			ctx, of := context.Background(), made[0].keyed(made[0].key)

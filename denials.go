@@ -19,10 +19,11 @@ const (
 // as, or more than, one that Redis refused, before the instant that the refusal quoted. For clients that ask again and
 // again. A Peek always asks Redis.
 //
-// What this process gives back, resets or changes is taken into account. What other processes give back or reset is not,
-// nor parameters that they raise, until the instant quoted. Of such a decision Remaining is 0, and ResetAfter and
-// RetryAfter may be too low where others have come or more permits are asked for than were refused. At most 65,536 keys are
-// remembered. An algorithm that counts refusals (SlidingLog with CountDenied) is always asked.
+// What is given back or reset through this Store is taken into account. What others give back or reset is not, nor
+// parameters that they raise, until the instant quoted. Of such a decision Remaining is 0, and ResetAfter and RetryAfter may
+// be too low: by as long as the refusal took, and where others have come or more permits are asked for than were refused.
+// At most 65,536 keys are remembered. An algorithm that counts refusals (SlidingLog with CountDenied) is always asked, and
+// so is a limiter made by NewShared.
 func RememberDenials() RedisOption {
 	return func(s *redisStore) { s.denials = &denials{base: time.Now(), keys: make(map[string]*denied)} }
 }
@@ -69,9 +70,17 @@ func (d *denials) find(at line) []denial {
 	return found.costs
 }
 
+// byOthers tells whether the key was refused by another plan.
+func (d *denials) byOthers(at line) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	known := d.keys[at.key]
+	return known != nil && known.plan != at.plan
+}
+
 // concern tells whether a refusal of the request may be remembered.
 func (d *denials) concern(at line, request driver.Request) bool {
-	return d != nil && !at.plan.counts && request.Cost > 0 && request.Bound != driver.Ask
+	return d != nil && !at.plan.counts && at.plan.shared == nil && request.Cost > 0 && request.Bound != driver.Ask
 }
 
 // A moment is when something was asked: an instant, and how often this process had changed something before.
@@ -94,8 +103,15 @@ func (d *denials) refuse(at line, request driver.Request) (asked moment, reply d
 	return asked, reply
 }
 
-// remember notes a refusal of what was asked, unless this process has changed something since.
-func (d *denials) remember(at line, request driver.Request, reply driver.Reply, asked moment) {
+// learn notes a refusal of what was asked, unless this process has changed something since. Where other parameters have
+// decided, what was refused by the ones before is forgotten.
+func (d *denials) learn(at line, request driver.Request, reply driver.Reply, asked moment) {
+	if d == nil {
+		return
+	}
+	if d.byOthers(at) {
+		d.forget(at.key)
+	}
 	if !d.concern(at, request) || reply.Wait >= 0 {
 		return
 	}
@@ -151,17 +167,5 @@ func (d *denials) forget(key string) {
 	defer d.mu.Unlock()
 	d.changes.Add(1)
 	delete(d.keys, key)
-	d.latest.Store(nil)
-}
-
-// forgetAll is called when it has changed parameters, which many keys may share.
-func (d *denials) forgetAll() {
-	if d == nil {
-		return
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.changes.Add(1)
-	clear(d.keys)
 	d.latest.Store(nil)
 }

@@ -126,7 +126,7 @@ func contextFor(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// What this process gives back, resets or changes is taken into account at once, under whatever limiter of the key.
+// What is given back or reset is taken into account at once, under whatever limiter of the key.
 func TestADenialIsForgottenWithAnyChange(t *testing.T) {
 	ctx := context.Background()
 	bucket := algos.TokenBucket{Rate: 1, Per: tick, Burst: 2}
@@ -156,27 +156,4 @@ func TestADenialIsForgottenWithAnyChange(t *testing.T) {
 			})
 		})
 	}
-	t.Run("raised parameters", func(t *testing.T) {
-		inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
-			l, err := headgate.NewShared(headgate.Redis(rdb, headgate.ClientClock(), headgate.RememberDenials()), "test")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := l.SetRate(ctx, bucket); err != nil {
-				t.Fatal(err)
-			}
-			allowN(t, &l.Limiter, 2)
-			for range 2 {
-				if allowN(t, &l.Limiter, 1).Allowed {
-					t.Fatal("there is nothing left")
-				}
-			}
-			if _, err := l.UpdateRate(ctx, algos.TokenBucket{Rate: 1, Per: tick, Burst: 3}); err != nil {
-				t.Fatal(err)
-			}
-			if !allowN(t, &l.Limiter, 1).Allowed {
-				t.Error("it is still denied")
-			}
-		})
-	})
 }

@@ -15,7 +15,7 @@ import (
 const (
 	// hot is how soon a key must be asked for again for a lease to be taken.
 	hot = time.Second
-	// leaseAgain is when a lease is tried again after one failed, or came too late.
+	// leaseAgain is when a lease is tried again after one failed, was refused, or came too late.
 	leaseAgain = 100 * time.Millisecond
 )
 
@@ -37,6 +37,7 @@ type lender struct {
 	keys   map[string]*lent
 	closed bool
 	errand sync.WaitGroup // fetches
+	ended  chan struct{}  // closed when everything was given back
 }
 
 // lent is what one key has.
@@ -51,6 +52,7 @@ type lent struct {
 	not     int64           // before when there is nothing to fetch
 	coming  <-chan struct{} // while one is fetched; closed when it has come, or takes too long
 	gone    bool            // it is no longer in keys
+	resets  int             // what was fetched before one is forgotten
 }
 
 // A lease is permits of one grant that are left: the last of it.
@@ -62,7 +64,7 @@ type lease struct {
 }
 
 func newLender(store *redisStore, p *plan, rule algos.Lender, most int64) *lender {
-	return &lender{redisStore: store, plan: p, rule: rule, most: most, base: time.Now(), keys: make(map[string]*lent)}
+	return &lender{redisStore: store, plan: p, rule: rule, most: most, base: time.Now(), keys: make(map[string]*lent), ended: make(chan struct{})}
 }
 
 func (*lender) source() Source { return SourceLease }
@@ -148,6 +150,9 @@ func (h *lent) spoil(rule algos.Lender, now int64) {
 func (l *lender) fetch(h *lent, size int64, arrived func()) {
 	defer l.errand.Done()
 	defer arrived()
+	h.mu.Lock()
+	resets := h.resets
+	h.mu.Unlock()
 	began := l.now()
 	ask := []driver.Request{{Cost: 1, Bound: driver.Ask}, {Cost: size}} // the first tells how long the line is
 	n, err := l.call(context.Background(), line{l.plan, h.key}, ask, nil)
@@ -160,8 +165,11 @@ func (l *lender) fetch(h *lent, size int64, arrived func()) {
 	}
 	before, reply := driver.ParseReply(n), driver.ParseReply(n[driver.Integers:])
 	if reply.Wait < 0 {
-		h.size = max(h.size/2, 1)
-		h.not = began - reply.Wait
+		h.size = max(size/4, 1) // the next one is of twice that
+		h.not = began + min(-reply.Wait, leaseAgain.Microseconds())
+		return
+	}
+	if h.resets != resets {
 		return
 	}
 	h.fetched++
@@ -252,25 +260,41 @@ func (l *lender) sweep() {
 
 // reset forgets the lease, too.
 func (l *lender) reset(ctx context.Context, key string) error {
+	l.drop(key)
+	defer l.drop(key) // and what was taken until it was done
+	return l.redisStore.reset(ctx, key)
+}
+
+// drop forgets the lease of a key, and one that is on its way.
+func (l *lender) drop(key string) {
 	if h := l.lock(key); h != nil {
 		h.leases = [2]lease{}
+		h.resets++
 		h.mu.Unlock()
 	}
-	return l.redisStore.reset(ctx, key)
 }
 
 // close gives back what is left, and has every later request go to Redis.
 func (l *lender) close(ctx context.Context) error {
 	l.mu.Lock()
-	keys := l.keys
+	keys, again := l.keys, l.closed
 	l.closed, l.keys = true, nil
 	l.mu.Unlock()
+	if again {
+		select {
+		case <-l.ended:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	for _, h := range keys {
 		h.mu.Lock()
 		h.gone = true // no fetch begins from now on
 		h.mu.Unlock()
 	}
 	_, err := bounded(ctx, func(ctx context.Context) (_ struct{}, err error) {
+		defer close(l.ended)
 		l.errand.Wait()
 		for key, h := range keys {
 			err = errors.Join(err, l.giveBack(ctx, key, h))
@@ -282,7 +306,6 @@ func (l *lender) close(ctx context.Context) error {
 
 func (l *lender) giveBack(ctx context.Context, key string, h *lent) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.spoil(l.rule, l.now())
 	var back []driver.Request
 	for _, lease := range h.leases {
@@ -290,6 +313,7 @@ func (l *lender) giveBack(ctx context.Context, key string, h *lent) error {
 			back = append(back, driver.Request{Cost: -lease.left, Receipt: lease.receipt})
 		}
 	}
+	h.mu.Unlock() // before the call: a request that still knows of h would wait for it
 	if back == nil {
 		return nil
 	}

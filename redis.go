@@ -94,7 +94,7 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 	}
 	reply, err := s.ask(ctx, at, request)
 	if err == nil {
-		s.denials.remember(at, request, reply, known)
+		s.denials.learn(at, request, reply, known)
 		return grant{Reply: reply, store: s, plan: p, key: key}, nil
 	}
 	if moved, ok := errors.AsType[*movedError](err); ok {
@@ -250,9 +250,9 @@ type once struct{ redis.Cmder }
 func (once) NoRetry() bool { return true }
 
 func (s *redisStore) reset(ctx context.Context, key string) error {
-	defer s.denials.forget(key)
 	_, err := bounded(ctx, func(ctx context.Context) (int64, error) {
 		cmd := redis.NewIntCmd(ctx, "del", key)
+		defer s.denials.forget(key)          // when it has been done, whether or not its caller has left
 		_ = s.client.Process(ctx, once{cmd}) // a second time it would forget what was charged since
 		return cmd.Result()
 	})

@@ -32,9 +32,6 @@ func (s *redisStore) terms(ctx context.Context, key string, c change) (text stri
 	if c.verb == VerbExpire {
 		args[5] = c.expire.Milliseconds()
 	}
-	if c.verb != VerbRate {
-		defer s.denials.forgetAll()
-	}
 	run := func(ctx context.Context, args []any) ([]any, error) {
 		cmd := redis.NewSliceCmd(ctx, args...)
 		if c.verb == VerbRate {

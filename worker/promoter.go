@@ -159,7 +159,7 @@ func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
 				settle(m, back)
 				continue
 			}
-			switch p.bring(m) {
+			switch p.t.bring(p.ctx, m) {
 			case taskGone:
 				settle(m, drop)
 				absent++
@@ -187,41 +187,4 @@ func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), endsWithin)
 	defer cancel()
 	return absent, l.settle(ctx, outcomes)
-}
-
-// whereabouts is what became of a task that was to be brought back.
-type whereabouts int
-
-const (
-	taskBrought whereabouts = iota
-	taskComing              // it is pending already
-	taskActive              // it is in a worker: still, or again
-	taskGone                // it will not come, or not for its ticket
-	taskUnknown             // Redis failed
-)
-
-// bring has asynq run a task that waits. One that has ended meanwhile is left alone.
-func (p *promoter) bring(member string) whereabouts {
-	queue, id, ok := parseMember(member)
-	if !ok {
-		return taskGone
-	}
-	asynqs := "asynq:{" + queue + "}:"
-	keys := []string{asynqs + "t:" + id, asynqs + "pending", asynqs + "retry"}
-	if isClone(id) { // any other that is scheduled was enqueued anew, for a time of its own
-		keys = append(keys, asynqs+"scheduled")
-	}
-	state, err := p.t.scripts.bring.Run(p.ctx, p.t.rdb, keys, id, time.Now().UnixNano()).Text()
-	switch {
-	case err != nil:
-		return taskUnknown
-	case state == "brought":
-		return taskBrought
-	case state == "active":
-		return taskActive
-	case state == "pending":
-		return taskComing
-	default:
-		return taskGone
-	}
 }

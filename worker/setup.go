@@ -47,7 +47,7 @@ func (c *call) inRedis(ctx context.Context) bool {
 	if c.setup.found.Load() || ctx.Err() != nil {
 		return true
 	}
-	_, err := c.inspector.GetTaskInfo(c.queue, c.id)
+	_, err := c.taskInfo(ctx, c.queue, c.id)
 	if !isGone(err) {
 		c.setup.found.Store(err == nil)
 		return true // or it is not known

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // tick is how often a promoter looks at a line whose next slot is near.
@@ -139,16 +141,46 @@ func (p *promoter) look(l line, far time.Duration) (next time.Duration, err erro
 		if err != nil {
 			return 0, err
 		}
-		absent, err := p.bringBack(l, members)
+		absent, gone, err := p.bringBack(l, members)
 		if err != nil || absent == 0 {
 			return next, err
+		}
+		if gone == len(members) {
+			if err := p.purge(l); err != nil {
+				return 0, err
+			}
 		}
 	}
 	return tick, nil
 }
 
-// bringBack has released tasks come to a worker, and says how many of them do not come now.
-func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
+// purge drops the tickets, among the first thousand, whose tasks asynq does not have any more: where one was deleted many were.
+func (p *promoter) purge(l line) error {
+	members, err := p.t.rdb.ZRangeByScore(p.ctx, l.keys[0], &redis.ZRangeBy{Min: "0", Max: "+inf", Count: 1000}).Result()
+	if err != nil || len(members) == 0 {
+		return l.failed(err)
+	}
+	there := make([]*redis.IntCmd, len(members))
+	if _, err := p.t.rdb.Pipelined(p.ctx, func(pipe redis.Pipeliner) error {
+		for i, m := range members {
+			queue, id, _ := parseMember(m)
+			there[i] = pipe.Exists(p.ctx, taskKey(queue, id))
+		}
+		return nil
+	}); err != nil {
+		return l.failed(err)
+	}
+	var outcomes []any
+	for i, m := range members {
+		if there[i].Val() == 0 {
+			outcomes = append(outcomes, m, drop)
+		}
+	}
+	return l.settle(p.ctx, outcomes)
+}
+
+// bringBack has released tasks come to a worker, and says how many of them do not come now, and how many of those never.
+func (p *promoter) bringBack(l line, members []string) (absent, gone int, err error) {
 	var outcomes []any
 	settle := func(member, outcome string) { outcomes = append(outcomes, member, outcome) }
 	// A task that has just taken its ticket is active until asynq has put it away.
@@ -163,6 +195,7 @@ func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
 			case taskGone:
 				settle(m, drop)
 				absent++
+				gone++
 			case taskComing:
 				settle(m, park)
 			case taskActive:
@@ -186,5 +219,5 @@ func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), endsWithin)
 	defer cancel()
-	return absent, l.settle(ctx, outcomes)
+	return absent, gone, l.settle(ctx, outcomes)
 }

@@ -50,17 +50,15 @@ const (
 	taskUnknown             // Redis failed
 )
 
-// bring has asynq run a task that waits. One that has ended meanwhile is left alone.
+// bring has asynq run a task that waits for its slot. One that has ended meanwhile is left alone, as is one that waits for
+// another reason.
 func (t *Throttle) bring(ctx context.Context, member string) whereabouts {
 	queue, id, ok := parseMember(member)
 	if !ok {
 		return taskGone
 	}
-	keys := []string{taskKey(queue, id), queueKey(queue, "pending"), queueKey(queue, "retry")}
-	if isClone(id) { // any other that is scheduled was enqueued anew, for a time of its own
-		keys = append(keys, queueKey(queue, "scheduled"))
-	}
-	state, err := t.scripts.bring.Run(ctx, t.rdb, keys, id, time.Now().UnixNano()).Text()
+	keys := []string{taskKey(queue, id), queueKey(queue, "pending"), queueKey(queue, "retry"), queueKey(queue, "scheduled")}
+	state, err := t.scripts.bring.Run(ctx, t.rdb, keys, id, time.Now().UnixNano(), throttledText, cloneHeader).Text()
 	switch {
 	case err != nil:
 		return taskUnknown

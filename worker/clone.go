@@ -85,12 +85,6 @@ func cloneID(id string, n int) string {
 	return original + "~" + strconv.Itoa(before+n)
 }
 
-// isClone tells whether an ID is that of a clone.
-func isClone(id string) bool {
-	_, n := parseCloneID(id)
-	return n > 0
-}
-
 // parseCloneID is the other way round; n is 0 for an ID that is no clone's.
 func parseCloneID(id string) (original string, n int) {
 	if i := strings.LastIndexByte(id, '~'); i > 0 {

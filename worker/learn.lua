@@ -18,9 +18,9 @@
 --            arrival      the time from release to arrival (µs), smoothed
 --            forced       the member that is to reserve like a Wait
 --            look         when a promoter will look next (µs since 1970)
---            doubted:…    of a queue that is not counted on: from it, or from another one of the line, a released task did not arrive
---                         within the grace, and none of its own has since: when to try it again (µs since 1970). Such a queue
---                         is paused, or its servers are gone or busy
+--            doubted:…    of a queue that is not counted on: from it, or from another one of the line, a released task did not
+--                         arrive within the grace, and none of its own has since: when to try it again (µs since 1970). Such
+--                         a queue is paused, or its servers are gone or busy
 --            recall       when a queue was last trusted again (µs since 1970)
 local call, floor, max, min = redis.call, math.floor, math.max, math.min
 local now = call('TIME')

@@ -67,7 +67,7 @@ else
       call('HDEL', KEYS[3], 'forced')
       forced = 1
     end
-    local recalled = call('HDEL', KEYS[3], absent(member))
+    local recalled = call('HDEL', KEYS[3], doubted(member))
     if recalled == 1 then call('HSET', KEYS[3], 'recall', whole(now)) end
     expire()
     return { 1, whole(math.abs(held)), '0', 0, forced, recalled }

@@ -42,7 +42,7 @@ func (c *call) enqueueClone(ctx context.Context, putOff time.Duration) (id strin
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	info, err := c.inspector.GetTaskInfo(c.queue, c.id)
+	info, err := c.taskInfo(ctx, c.queue, c.id)
 	if err != nil {
 		return "", c.failed(err)
 	}
@@ -67,7 +67,7 @@ func (c *call) enqueueClone(ctx context.Context, putOff time.Duration) (id strin
 			return id, nil
 		}
 		// If the reply was lost the clone may be there: then a conflict, too, may be with itself, since the client asks again.
-		found, unknown := c.inspector.GetTaskInfo(c.queue, id)
+		found, unknown := c.taskInfo(ctx, c.queue, id)
 		switch {
 		case unknown == nil && found.Headers[cloneHeader] == mark:
 			return id, nil
@@ -79,21 +79,10 @@ func (c *call) enqueueClone(ctx context.Context, putOff time.Duration) (id strin
 	}
 }
 
-// isGone tells whether an error of the inspector says that there is no such task.
-func isGone(err error) bool {
-	return errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound)
-}
-
 // cloneID is the ID of a task's n-th clone: "id~1", and that of a clone's first clone "id~2".
 func cloneID(id string, n int) string {
 	original, before := parseCloneID(id)
 	return original + "~" + strconv.Itoa(before+n)
-}
-
-// isClone tells whether an ID is that of a clone.
-func isClone(id string) bool {
-	_, n := parseCloneID(id)
-	return n > 0
 }
 
 // parseCloneID is the other way round; n is 0 for an ID that is no clone's.

@@ -3,7 +3,7 @@
 -- KEYS[1]  tickets: a sorted set of members by place (µs since 1970: when the ticket was taken); negative while released.
 --          A member is "cost:length of queue:queue" and the task's ID
 -- KEYS[2]  released: a sorted set of members by when they were released (µs since 1970); negative where nobody counts on
---          the task's coming soon: it was then found pending, or its queue is absent; 11 graces earlier where it
+--          the task's coming soon: it was then found pending, or its queue is doubted; 11 graces earlier where it
 --          was only set aside, to stand in the line again: after one, for that, or sooner, if it was still in a worker
 -- KEYS[3]  line: a hash of
 --            claimed      permits that tickets have claimed
@@ -18,9 +18,10 @@
 --            arrival      the time from release to arrival (µs), smoothed
 --            forced       the member that is to reserve like a Wait
 --            look         when a promoter will look next (µs since 1970)
---            absent:…     of a queue from which a released task did not arrive within the grace, and none has since: when
---                         to try again (µs since 1970). The queue is paused, or its servers are gone or busy
---            recall       when a queue was last seen not to be absent any more (µs since 1970)
+--            doubted:…    of a queue that is not counted on: from it, or from another one of the line, a released task did not
+--                         arrive within the grace, and none of its own has since: when to try it again (µs since 1970). Such
+--                         a queue is paused, or its servers are gone or busy
+--            recall       when a queue was last trusted again (µs since 1970)
 local call, floor, max, min = redis.call, math.floor, math.max, math.min
 local now = call('TIME')
 now = now[1] * 1000000 + now[2]
@@ -29,10 +30,10 @@ local function whole(x) return string.format('%.0f', x + 0) end -- miniredis's t
 
 local function field(name) return tonumber(call('HGET', KEYS[3], name) or nil) end
 
--- absent is the field of a member's queue.
-local function absent(member)
+-- doubted is the field of a member's queue.
+local function doubted(member)
   local length, rest = string.match(member, '^%d+:(%d+):(.*)$')
-  return 'absent:' .. string.sub(rest, 1, length + 0)
+  return 'doubted:' .. string.sub(rest, 1, length + 0)
 end
 
 local noise = 1000 -- µs: what the way to Redis and back makes of one and the same slot

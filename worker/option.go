@@ -122,8 +122,8 @@ func WithMaxPutOff(d time.Duration) Option {
 }
 
 // WithGrace sets how long a task that was brought back, and has not arrived, is still counted on: 5 s by default. For so
-// long, at most, a ticket whose task never comes holds up the others of its key, or a queue from which nothing comes, with
-// all its tickets, the other queues.
+// long, at most, a ticket whose task never comes holds up the others of its key, or all the queues from which nothing
+// comes, with all their tickets, the other queues.
 func WithGrace(d time.Duration) Option {
 	return func(o *options) error {
 		o.ofLines = append(o.ofLines, "WithGrace")

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // tick is how often a promoter looks at a line whose next slot is near.
@@ -139,16 +141,46 @@ func (p *promoter) look(l line, far time.Duration) (next time.Duration, err erro
 		if err != nil {
 			return 0, err
 		}
-		absent, err := p.bringBack(l, members)
+		absent, gone, err := p.bringBack(l, members)
 		if err != nil || absent == 0 {
 			return next, err
+		}
+		if gone == len(members) {
+			if err := p.purge(l); err != nil {
+				return 0, err
+			}
 		}
 	}
 	return tick, nil
 }
 
-// bringBack has released tasks come to a worker, and says how many of them do not come now.
-func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
+// purge drops the tickets, among the first thousand, whose tasks asynq does not have any more: where one was deleted many were.
+func (p *promoter) purge(l line) error {
+	members, err := p.t.rdb.ZRangeByScore(p.ctx, l.keys[0], &redis.ZRangeBy{Min: "0", Max: "+inf", Count: 1000}).Result()
+	if err != nil || len(members) == 0 {
+		return l.failed(err)
+	}
+	there := make([]*redis.IntCmd, len(members))
+	if _, err := p.t.rdb.Pipelined(p.ctx, func(pipe redis.Pipeliner) error {
+		for i, m := range members {
+			queue, id, _ := parseMember(m)
+			there[i] = pipe.Exists(p.ctx, taskKey(queue, id))
+		}
+		return nil
+	}); err != nil {
+		return l.failed(err)
+	}
+	var outcomes []any
+	for i, m := range members {
+		if there[i].Val() == 0 {
+			outcomes = append(outcomes, m, drop)
+		}
+	}
+	return l.settle(p.ctx, outcomes)
+}
+
+// bringBack has released tasks come to a worker, and says how many of them do not come now, and how many of those never.
+func (p *promoter) bringBack(l line, members []string) (absent, gone int, err error) {
 	var outcomes []any
 	settle := func(member, outcome string) { outcomes = append(outcomes, member, outcome) }
 	// A task that has just taken its ticket is active until asynq has put it away.
@@ -159,10 +191,11 @@ func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
 				settle(m, back)
 				continue
 			}
-			switch p.bring(m) {
+			switch p.t.bring(p.ctx, m) {
 			case taskGone:
 				settle(m, drop)
 				absent++
+				gone++
 			case taskComing:
 				settle(m, park)
 			case taskActive:
@@ -186,42 +219,5 @@ func (p *promoter) bringBack(l line, members []string) (absent int, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), endsWithin)
 	defer cancel()
-	return absent, l.settle(ctx, outcomes)
-}
-
-// whereabouts is what became of a task that was to be brought back.
-type whereabouts int
-
-const (
-	taskBrought whereabouts = iota
-	taskComing              // it is pending already
-	taskActive              // it is in a worker: still, or again
-	taskGone                // it will not come, or not for its ticket
-	taskUnknown             // Redis failed
-)
-
-// bring has asynq run a task that waits. One that has ended meanwhile is left alone.
-func (p *promoter) bring(member string) whereabouts {
-	queue, id, ok := parseMember(member)
-	if !ok {
-		return taskGone
-	}
-	asynqs := "asynq:{" + queue + "}:"
-	keys := []string{asynqs + "t:" + id, asynqs + "pending", asynqs + "retry"}
-	if isClone(id) { // any other that is scheduled was enqueued anew, for a time of its own
-		keys = append(keys, asynqs+"scheduled")
-	}
-	state, err := p.t.scripts.bring.Run(p.ctx, p.t.rdb, keys, id, time.Now().UnixNano()).Text()
-	switch {
-	case err != nil:
-		return taskUnknown
-	case state == "brought":
-		return taskBrought
-	case state == "active":
-		return taskActive
-	case state == "pending":
-		return taskComing
-	default:
-		return taskGone
-	}
+	return absent, gone, l.settle(ctx, outcomes)
 }

@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -85,28 +86,91 @@ func TestATaskThatEndsWhileItIsBroughtBack(t *testing.T) {
 	}
 }
 
-// A task that is enqueued for a later time, under the ID of one that held a ticket, does not run before.
+// A task that is enqueued for a later time, under the ID of one that held a ticket, does not run before: not even if the ID
+// looks like a clone's.
 func TestATaskForLaterIsNotBroughtBack(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"a", "order~1"} {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			l := r.limiter(algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 2})
+			use(t, l, 2)
+			r.serve(r.throttle(l), nil)
+			for _, id := range []string{id, "b"} {
+				r.enqueue(id)
+				r.waits(id)
+			}
+			if err := r.inspector.DeleteTask("default", id); err != nil {
+				t.Fatal(err)
+			}
+			r.enqueue(id, asynq.ProcessIn(time.Hour))
+			if err := l.Reset(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			r.allRan(1)
+			if ran := r.ran()[0].id; ran != "b" || r.info(id).State != asynq.TaskStateScheduled {
+				t.Errorf("%s ran; the state of the other is %d", ran, r.info(id).State)
+			}
+		})
+	}
+}
+
+// A task that fails by itself, before it comes to the throttle with its ticket, is retried when asynq says and not at its slot.
+func TestATaskThatFailedByItselfIsNotBroughtBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	l := r.limiter(algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 2})
 	use(t, l, 2)
-	r.serve(r.throttle(l), nil)
+	var open atomic.Bool
+	attempts := make(chan struct{}, 10)
+	config := asynq.Config{RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour }}
+	r.serveWithin(r.throttle(l), config, func(next asynq.Handler) asynq.Handler {
+		return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			if id, _ := asynq.GetTaskID(ctx); id == "a" && open.Load() {
+				attempts <- struct{}{}
+				return errors.New("the circuit is open")
+			}
+			return next.ProcessTask(ctx, task)
+		})
+	})
 	for _, id := range []string{"a", "b"} {
 		r.enqueue(id)
 		r.waits(id)
 	}
-	if err := r.inspector.DeleteTask("default", "a"); err != nil {
+	open.Store(true)
+	if err := r.inspector.RunTask("default", "a"); err != nil {
 		t.Fatal(err)
 	}
-	r.enqueue("a", asynq.ProcessIn(time.Hour))
+	eventually(t, "it fails", func() bool { return r.info("a").State == asynq.TaskStateRetry && r.info("a").Retried == 1 })
 	if err := l.Reset(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	r.allRan(1)
-	if ran := r.ran()[0].id; ran != "b" || r.info("a").State != asynq.TaskStateScheduled {
-		t.Errorf("%s ran; the state of a is %d", ran, r.info("a").State)
+	if n := len(attempts); n != 1 || r.info("a").State != asynq.TaskStateRetry {
+		t.Errorf("there were %d attempts; its state is %d", n, r.info("a").State)
 	}
+	eventually(t, "its ticket is dropped", func() bool {
+		return r.rdb.Exists(context.Background(), "hg:{test}:tickets", "hg:{test}:released").Val() == 0
+	})
+}
+
+// serveWithin runs a server whose throttle stands behind another middleware.
+func (r *rig) serveWithin(throttle *worker.Throttle, config asynq.Config, outer asynq.MiddlewareFunc) {
+	r.t.Helper()
+	config.Concurrency, config.LogLevel = 10, asynq.FatalLevel
+	if err := throttle.Configure(&config); err != nil {
+		r.t.Fatal(err)
+	}
+	mux := asynq.NewServeMux()
+	mux.Use(outer, throttle.Middleware)
+	mux.HandleFunc("limited", r.note)
+	server := asynq.NewServerFromRedisClient(r.rdb, config)
+	if err := server.Start(mux); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(server.Shutdown)
+	r.t.Cleanup(throttle.Drain)
 }
 
 // A task that has gone away may take long to reach asynq's retries, if another middleware does. It is tried again.
@@ -115,12 +179,7 @@ func TestATaskThatIsSlowToGoAway(t *testing.T) {
 	r := newRig(t)
 	l := r.limiter(algos.TokenBucket{Rate: 10, Per: time.Second, Burst: 1})
 	throttle := r.throttle(l, worker.WithGrace(time.Minute))
-	config := asynq.Config{Concurrency: 10, LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Hour}
-	if err := throttle.Configure(&config); err != nil {
-		t.Fatal(err)
-	}
-	mux := asynq.NewServeMux()
-	mux.Use(func(next asynq.Handler) asynq.Handler {
+	r.serveWithin(throttle, asynq.Config{DelayedTaskCheckInterval: time.Hour}, func(next asynq.Handler) asynq.Handler {
 		return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			err := next.ProcessTask(ctx, task)
 			if err != nil {
@@ -128,14 +187,7 @@ func TestATaskThatIsSlowToGoAway(t *testing.T) {
 			}
 			return err
 		})
-	}, throttle.Middleware)
-	mux.HandleFunc("limited", r.note)
-	server := asynq.NewServerFromRedisClient(r.rdb, config)
-	if err := server.Start(mux); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Shutdown)
-	t.Cleanup(throttle.Drain)
+	})
 	r.enqueueMany(15)
 	r.allRan(15)
 }

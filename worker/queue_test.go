@@ -71,3 +71,84 @@ func TestAQueueThatIsNotServedHoldsNobodyUp(t *testing.T) {
 		return r.rdb.Exists(ctx, "hg:{test}:tickets", "hg:{test}:released", "hg:{test}:waiting").Val() == 0
 	})
 }
+
+// However many such queues there are, together they hold the others up for about one grace.
+func TestManyQueuesThatAreNotServedHoldNobodyUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ctx := context.Background()
+	const queues, others, grace = 12, 5, time.Second
+	l := r.limiter(algos.TokenBucket{Rate: 1, Per: 24 * time.Hour, Burst: others})
+	use(t, l, others)
+	r.serve(r.throttle(l, worker.WithGrace(grace)), nil, func(c *asynq.Config) {
+		c.Queues = map[string]int{"default": 1}
+		for i := range queues {
+			c.Queues[fmt.Sprintf("low%d", i)] = 1
+		}
+	})
+	for i := range queues {
+		r.enqueue("a", asynq.Queue(fmt.Sprintf("low%d", i)))
+	}
+	line := func() int64 { return r.rdb.ZCard(ctx, "hg:{test}:tickets").Val() }
+	eventually(t, "they wait", func() bool { return line() == queues })
+	for i := range queues {
+		if err := r.inspector.PauseQueue(fmt.Sprintf("low%d", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.enqueueMany(others)
+	eventually(t, "the others wait", func() bool { return line() == queues+others })
+	r.rdb.HSet(ctx, "hg:{test}:line", "doubted:gone", 1) // long ago
+
+	if err := l.Reset(ctx); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	r.allRan(others)
+	if took := time.Since(start); took > queues*grace/2 {
+		t.Errorf("it took %v, with a grace of %v", took, grace)
+	}
+	if r.rdb.HExists(ctx, "hg:{test}:line", "doubted:gone").Val() {
+		t.Error("a queue that has left is remembered")
+	}
+}
+
+// A queue whose workers are busy is only slow, where no other stands in the line: its tasks are counted on.
+func TestAQueueThatIsOnlySlow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ctx := context.Background()
+	l := r.limiter(onePerDay())
+	use(t, l, 1)
+	const grace, workers = 100 * time.Millisecond, 10
+	working, done := make(chan struct{}, workers), make(chan struct{})
+	r.serve(r.throttle(l, worker.WithGrace(grace), worker.WithTasks(func(_ context.Context, task *asynq.Task) bool {
+		return task.Type() == "limited"
+	})), asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		if task.Type() == "limited" {
+			return r.note(ctx, task)
+		}
+		working <- struct{}{}
+		<-done
+		return nil
+	}))
+	r.enqueueMany(3)
+	eventually(t, "they wait", func() bool { return r.queue().Retry == 3 })
+	for range workers {
+		if _, err := r.client.Enqueue(asynq.NewTask("long", nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "all workers are busy", func() bool { return len(working) == workers })
+	if err := l.Reset(ctx); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "one is brought back", func() bool { return r.queue().Pending == 1 })
+	time.Sleep(4 * grace)
+	doubted := r.rdb.HExists(ctx, "hg:{test}:line", "doubted:default").Val()
+	close(done)
+	r.allRan(1)
+	if doubted {
+		t.Error("its tasks were set aside, as those of a queue that is not served")
+	}
+}

@@ -27,10 +27,28 @@ local function back(members)
     if place then call('ZADD', KEYS[1], whole(math.abs(place)), member) end
   end
 end
+
+-- doubt has the queues of a line tried before they are counted on, as from one of them nothing comes: the others of the key
+-- shall not wait one grace for each such queue. Those from which something comes are trusted again at once. A queue that is
+-- alone is only slow, and nobody waits for it.
+local function doubt()
+  for _, name in ipairs(call('HKEYS', KEYS[3])) do -- of queues that are gone
+    if string.sub(name, 1, 8) == 'doubted:' and field(name) < now - 12 * grace then call('HDEL', KEYS[3], name) end
+  end
+  local members = call('ZRANGEBYSCORE', KEYS[1], 0, '+inf', 'LIMIT', 0, 10 * most)
+  members[#members + 1] = call('ZREVRANGE', KEYS[1], 0, 0)[1]
+  local queues, n = {}, 0
+  for _, member in ipairs(members) do
+    local queue = doubted(member)
+    if not queues[queue] then queues[queue], n = true, n + 1 end
+  end
+  if n < 2 then return end
+  for queue in pairs(queues) do call('HSETNX', KEYS[3], queue, whole(now)) end
+end
+
 local overdue = call('ZRANGEBYSCORE', KEYS[2], '(0', '(' .. whole(now - grace), 'LIMIT', 0, most)
 back(overdue)
--- The others of the key shall not wait one grace after another for a queue from which nothing comes.
-for _, member in ipairs(overdue) do call('HSETNX', KEYS[3], absent(member), whole(now)) end
+if #overdue > 0 then doubt() end
 local recall = max(now - grace, field('recall') or 0)
 back(call('ZREVRANGEBYSCORE', KEYS[2], '(0', '(' .. whole(11 * grace - recall), 'LIMIT', 0, 10 * most))
 
@@ -85,11 +103,11 @@ local function release(member, at)
   waiting = waiting - 1
 end
 
--- Nobody counts on an absent queue's tickets. As many as there are permits are tried, once in a grace; the others are set
+-- Nobody counts on a doubted queue's tickets. As many as there are permits are tried, once in a grace; the others are set
 -- aside, so that those behind them come up.
 local tries, aside = {}, 0 -- permits that are left to be tried, by the queue's field
 local function passed(member, cost)
-  local queue = absent(member)
+  local queue = doubted(member)
   if not tries[queue] then
     local try = field(queue)
     if not try then return false end

@@ -293,7 +293,7 @@ func (c *call) awayFor(ctx context.Context, s standing, slot time.Time) (time.Du
 	if !ok || time.Until(deadline) > putOff+c.forwarder+2*time.Second {
 		return putOff, nil
 	}
-	info, err := c.inspector.GetTaskInfo(c.queue, c.id)
+	info, err := c.taskInfo(ctx, c.queue, c.id)
 	if err != nil {
 		return 0, c.failed(err)
 	}

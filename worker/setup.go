@@ -23,6 +23,9 @@ type setup struct {
 	toldConfig, toldRedis, toldMiddleware, toldTask sync.Once
 }
 
+// waitInPlace is what becomes of tasks that cannot go away.
+const waitInPlace = "limited tasks wait in their workers, and fail if their slots are further off than half of their time"
+
 // mayBounce tells whether a task may go away by an error without counting as failed. It may not if asynq does not ask
 // whether an error is a failure: as many throttles as there are workers can be on their way, and no more.
 func (t *Throttle) mayBounce() bool {
@@ -31,13 +34,13 @@ func (t *Throttle) mayBounce() bool {
 	}
 	t.setup.toldConfig.Do(func() {
 		if !t.configured.Load() {
-			t.errorf("headgate: Throttle.Configure was not called before this asynq server was made. " +
-				"Until it is, limited tasks wait in their workers: going away would count as a failure.")
+			t.errorf("headgate: Throttle.Configure was not called before this asynq server was made, and going away would " +
+				"count as a failure. Until it is, " + waitInPlace + ".")
 			return
 		}
 		t.errorf("headgate: this asynq server was not made of the configuration that Throttle.Configure has prepared. "+
 			"So the first tasks that were sent away, about %d, have been counted as failed. "+
-			"From now on limited tasks wait in their workers. Call Configure first and make the server then.", t.owed.Load())
+			"From now on "+waitInPlace+". Call Configure first and make the server then.", t.owed.Load())
 	})
 	return false
 }
@@ -47,27 +50,27 @@ func (c *call) inRedis(ctx context.Context) bool {
 	if c.setup.found.Load() || ctx.Err() != nil {
 		return true
 	}
-	_, err := c.inspector.GetTaskInfo(c.queue, c.id)
+	_, err := c.taskInfo(ctx, c.queue, c.id)
 	if !isGone(err) {
 		c.setup.found.Store(err == nil)
 		return true // or it is not known
 	}
 	c.setup.toldRedis.Do(func() {
 		c.errorf("headgate: a limited task is not in the Redis given to worker.New: pass the one that asynq uses, and its DB. " +
-			"Until then limited tasks wait in their workers.")
+			"Until then " + waitInPlace + ".")
 	})
 	return false
 }
 
-// taskStarts notices a server that does not use the Middleware. As many tasks as there are workers can be on their way to
-// it, and no more.
+// taskStarts notices a server that, as it seems, does not use the Middleware. As many tasks as there are workers can be on
+// their way to it, and no more.
 func (t *Throttle) taskStarts() {
 	if t.setup.used.Load() || t.setup.started.Add(1) <= int64(t.concurrency) {
 		return
 	}
 	t.setup.toldMiddleware.Do(func() {
-		t.errorf("headgate: this asynq server does not use the throttle's Middleware, so nothing is limited: " +
-			"mux.Use(throttle.Middleware).")
+		t.errorf("headgate: none of the first %d tasks of this asynq server came through the throttle's Middleware. "+
+			"If it is not used nothing is limited: mux.Use(throttle.Middleware).", t.concurrency)
 	})
 }
 

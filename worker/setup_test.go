@@ -116,6 +116,64 @@ func TestAThrottleWithAnotherRedisThanAsynqs(t *testing.T) {
 	}
 }
 
+// asynq works with a queue that its inspector does not find: a client lists a queue once, and not again when somebody has
+// removed it or emptied Redis. Tasks go away as ever, with and without retries left.
+func TestAQueueThatAsynqDoesNotList(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		unlist func(*rig) error
+		later  bool // the throttle has seen a task before
+	}{
+		"the queue was removed": {unlist: func(r *rig) error { return r.inspector.DeleteQueue("default", true) }},
+		"Redis was emptied":     {unlist: func(r *rig) error { return r.rdb.FlushDB(context.Background()).Err() }},
+		"it was emptied later":  {unlist: func(r *rig) error { return r.rdb.FlushDB(context.Background()).Err() }, later: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			l := r.limiter(onePerDay())
+			throttle := r.throttle(l)
+			log := &logger{}
+			serve := func() {
+				r.serve(throttle, nil, func(c *asynq.Config) { c.Logger, c.LogLevel = log, asynq.ErrorLevel })
+			}
+			if test.later {
+				serve()
+			}
+			r.enqueue("before")
+			if test.later {
+				r.allRan(1)
+			}
+			if err := test.unlist(r); err != nil {
+				t.Fatal(err)
+			}
+			use(t, l, 1)
+			if !test.later {
+				serve()
+			}
+			count := func(state string) int64 {
+				return r.rdb.ZCard(context.Background(), "asynq:{default}:"+state).Val()
+			}
+			r.enqueue("a")
+			eventually(t, "it goes away", func() bool { return r.bounces() == 1 })
+			r.enqueue("last", asynq.MaxRetry(0))
+			r.enqueue("soon", asynq.Deadline(time.Now().Add(20*time.Second)))
+			eventually(t, "all are answered", func() bool { return count("retry")+count("scheduled")+count("archived") == 3 })
+			for _, id := range []string{"a", "soon"} {
+				if info := r.info(id); info.State != asynq.TaskStateRetry || info.Retried != 0 {
+					t.Errorf("%s is in state %d, retried %d", id, info.State, info.Retried)
+				}
+			}
+			if n := count("archived"); n != 0 {
+				t.Errorf("%d tasks are archived", n)
+			}
+			if n := log.told("worker.New"); n != 0 {
+				t.Errorf("told: %q", log.errors)
+			}
+		})
+	}
+}
+
 // A server that leaves the Middleware out would run everything at once, and nobody would know.
 func TestAServerWithoutTheMiddlewareIsDetected(t *testing.T) {
 	t.Parallel()

@@ -203,9 +203,12 @@ type throttledError struct {
 	delay time.Duration
 }
 
+// throttledText is how a throttledError begins. Promoters know by it a task that waits for its slot from one that failed.
+const throttledText = "throttled: over the limit, no failure"
+
 // Error is what asynq's dashboard shows as the task's last error.
 func (e *throttledError) Error() string {
-	return fmt.Sprintf("throttled: over the limit, no failure; back at its slot, in %v at the latest", e.delay)
+	return fmt.Sprintf("%s; back at its slot, in %v at the latest", throttledText, e.delay)
 }
 
 func isThrottled(err error) bool {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"testing"
 	"time"
 
@@ -131,88 +129,6 @@ func TestNewcomersStandBehindTickets(t *testing.T) {
 	r.waits("newcomer")
 }
 
-// Deleted, archived and finished tasks hold nothing up, and a promoter revives none.
-func TestTicketsOfTasksThatNeverReturn(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	ctx := context.Background()
-	l := r.limiter(onePerDay())
-	use(t, l, 1)
-	s := r.serve(r.throttle(l), nil)
-	for _, id := range []string{"deleted", "archived", "finished", "alive"} {
-		r.enqueue(id)
-		r.waits(id)
-	}
-	if err := r.inspector.DeleteTask("default", "deleted"); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.inspector.ArchiveTask("default", "archived"); err != nil {
-		t.Fatal(err)
-	}
-	// One that has been finished elsewhere, and is retained.
-	if err := r.inspector.DeleteTask("default", "finished"); err != nil {
-		t.Fatal(err)
-	}
-	s.stop()
-	done := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond})
-	if err := done.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })); err != nil {
-		t.Fatal(err)
-	}
-	r.enqueue("finished", asynq.Retention(time.Hour))
-	eventually(t, "it is finished", func() bool { return r.info("finished").State == asynq.TaskStateCompleted })
-	done.Shutdown()
-
-	if err := l.Reset(ctx); err != nil {
-		t.Fatal(err)
-	}
-	r.serve(r.throttle(l), nil)
-	r.allRan(1)
-	if first := r.ran()[0].id; first != "alive" {
-		t.Errorf("%s ran", first)
-	}
-	if state := r.info("archived").State; state != asynq.TaskStateArchived {
-		t.Errorf("the archived task is %v", state)
-	}
-	if state := r.info("finished").State; state != asynq.TaskStateCompleted {
-		t.Errorf("the finished task is %v", state)
-	}
-	eventually(t, "the line is empty", func() bool {
-		return r.rdb.Exists(ctx, "hg:{test}:tickets", "hg:{test}:released", "hg:{test}:waiting").Val() == 0
-	})
-}
-
-// bullmq 1302, 2193 and their like: a window of two, and nothing is lost, stuck or run twice, while a part is deleted.
-func TestNothingIsLost(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.serve(r.throttle(r.limiter(algos.FixedWindow{Limit: 4, Window: 200 * time.Millisecond})), nil)
-	r.serve(r.throttle(r.limiter(algos.FixedWindow{Limit: 4, Window: 200 * time.Millisecond})), nil)
-	const tasks = 60
-	r.enqueueMany(tasks)
-	deleted := make(map[string]bool)
-	for _, i := range rand.Perm(tasks)[:tasks/2] {
-		if id := fmt.Sprintf("t%d", i); r.inspector.DeleteTask("default", id) == nil {
-			deleted[id] = true
-		}
-	}
-	eventually(t, "the queue is empty", func() bool { return r.queue().Size == 0 })
-	times := r.timesRan()
-	for i := range tasks {
-		id := fmt.Sprintf("t%d", i)
-		if times[id] != 1 && !deleted[id] || times[id] > 1 {
-			t.Errorf("%s ran %d times; deleted: %v", id, times[id], deleted[id])
-		}
-	}
-	// Once the backlog is gone, a task runs as it comes.
-	time.Sleep(200 * time.Millisecond)
-	before := r.bounces()
-	r.enqueue("after")
-	r.allRan(tasks - len(deleted) + 1)
-	if r.bounces() != before {
-		t.Error("a task that is alone was sent away")
-	}
-}
-
 // Beyond the bound tasks come back all the same, without a place.
 func TestALineOfBoundedLength(t *testing.T) {
 	r := newRig(t)
@@ -290,34 +206,6 @@ func TestWithoutAPromoterTasksOnlyRunLater(t *testing.T) {
 	}
 }
 
-// Others on the key who wait in line for their slots cannot keep the tasks waiting for good.
-func TestTasksAreNotKeptWaitingForGood(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	l := r.limiter(algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 1})
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	done := make(chan struct{})
-	const others = 10 // so that a slot is always half a second away, and the lead is shorter
-	for range others {
-		go func() {
-			defer func() { done <- struct{}{} }()
-			for l.Wait(ctx) == nil {
-			}
-		}()
-	}
-	defer func() {
-		cancel()
-		for range others {
-			<-done
-		}
-	}()
-	time.Sleep(100 * time.Millisecond)
-	r.serve(r.throttle(l, worker.WithPatience(300*time.Millisecond), worker.WithMaxInPlace(100*time.Millisecond)), nil)
-	r.enqueueMany(2)
-	r.allRan(2)
-}
-
 // A cost may be as high as the limiter grants, which is more than some algorithms ever have at one time.
 func TestTasksThatCostAllThereIs(t *testing.T) {
 	t.Parallel()
@@ -372,71 +260,6 @@ func TestATaskThatIsNeverAllowedDoesNotHoldItsLineUp(t *testing.T) {
 	if err := <-handled; !errors.Is(err, headgate.ErrNeverAllowed) {
 		t.Errorf("it fails with %v", err)
 	}
-}
-
-// crowd has others on the key Wait, so that the next slot is always as far off as they are many, until the test ends.
-func crowd(t *testing.T, l *headgate.Limiter, others int) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var waiting sync.WaitGroup
-	for range others {
-		waiting.Go(func() {
-			for l.Wait(ctx) == nil {
-			}
-		})
-	}
-	t.Cleanup(func() {
-		cancel()
-		waiting.Wait()
-	})
-	eventually(t, "all of them wait", func() bool {
-		d, err := l.Peek(ctx)
-		return err == nil && d.RetryAfter > 500*time.Millisecond
-	})
-}
-
-// What is first in the line and gone, or may not wait for so long, does not use up the patience of those behind it.
-func TestTheFirstOfALineThatCannotWaitLikeTheOthers(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		heads    int
-		deleted  bool
-		patience time.Duration
-		opts     []asynq.Option
-	}{
-		"deleted":         {heads: 20, deleted: true, patience: 4 * time.Second},
-		"a short timeout": {heads: 1, patience: 500 * time.Millisecond, opts: []asynq.Option{asynq.Timeout(time.Second)}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			l := r.limiter(algos.TokenBucket{Rate: 10, Per: time.Second, Burst: 1})
-			crowd(t, l, 15)
-			r.serve(r.throttle(l, worker.WithPatience(test.patience), worker.WithMaxInPlace(100*time.Millisecond)), nil)
-			for i := range test.heads {
-				id := fmt.Sprintf("head%d", i)
-				r.enqueue(id, test.opts...)
-				r.waits(id)
-			}
-			for i := range test.heads {
-				if test.deleted {
-					_ = r.inspector.DeleteTask("default", fmt.Sprintf("head%d", i))
-				}
-			}
-			r.enqueue("alive")
-			eventually(t, "the one behind them runs", func() bool { return r.timesRan()["alive"] == 1 })
-		})
-	}
-}
-
-// Even where no worker is to wait in place, one does for a task that others would keep waiting for good.
-func TestPatienceWhereNoneMayWaitInPlace(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	l := r.limiter(algos.TokenBucket{Rate: 20, Per: time.Second, Burst: 1})
-	crowd(t, l, 15)
-	r.serve(r.throttle(l, worker.WithShare(0), worker.WithPatience(300*time.Millisecond)), nil)
-	r.enqueueMany(2)
-	r.allRan(2)
 }
 
 // How long a task goes away for follows what those before it cost, not what it costs itself.

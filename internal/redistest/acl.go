@@ -19,7 +19,7 @@ const (
 	ACL        = "+evalsha +eval +hello +time +get +set +del +pttl"
 	ACLLog     = "+zadd +zrange +zrangebyscore +zcount +zcard +zrem +zremrangebyrank +zremrangebyscore +pexpire +unlink"
 	ACLShared  = "+pexpire +persist +scan"
-	ACLTickets = "+hget +hset +hsetnx +hdel +hincrby +zadd +zscore +zcount +zcard +zrange +zrevrange +zrangebyscore +zrevrangebyscore +zrem +pexpire"
+	ACLTickets = "+hget +hkeys +hset +hsetnx +hdel +hincrby +zadd +zscore +zcount +zcard +zrange +zrevrange +zrangebyscore +zrevrangebyscore +zrem +pexpire"
 	ACLCluster = "+cluster|slots +command +asking"
 	ACLOther   = "+readonly +ping +select" // a cluster client that is ReadOnly, a Ring, another database than 0
 )

@@ -32,6 +32,7 @@ var replies = []replyRow{
 	{"OOM", ""},
 	{"MISCONF", ""},
 	{"max number of clients reached", ""},
+	{"max number of clients + cluster connections reached", ""},
 
 	{"FOREIGN", "something else wrote the key: Reset the limiter (Delete the parameters of a shared one), or give it a prefix or key of its own"},
 	{"WRONGTYPE", "something else wrote the key: Reset the limiter (Delete the parameters of a shared one), or give it a prefix or key of its own"},
@@ -72,6 +73,7 @@ const (
 	remedyClosed = "the client was closed: close it after the last use of its limiters"
 	remedyReply  = "something between the client and Redis changes replies"
 	remedyTLS    = "make the client's TLSConfig fit the certificate of this Redis"
+	remedyAlert  = "make the client's TLSConfig one that this Redis accepts: its certificate, its versions"
 	remedyTerms  = "the parameters are those of a newer version, or of something else: set them by SetRate, or Delete them"
 )
 
@@ -91,8 +93,16 @@ func remedy(err error) string {
 		return remedyTerms
 	case certificate, record:
 		return remedyTLS
+	case alerted(err):
+		return remedyAlert
 	}
 	return ""
+}
+
+// alerted tells whether one side of a TLS handshake has refused the other, and not because it failed itself.
+func alerted(err error) bool {
+	alert, ok := errors.AsType[*net.OpError](err)
+	return ok && (alert.Op == "remote error" || alert.Op == "local error") && !strings.Contains(alert.Error(), "internal error")
 }
 
 // isOutage tells whether an error means that Redis is out. The caller's context is none, nor is what is set up wrongly.

@@ -2,7 +2,6 @@ package headgate
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"log/slog"
 	"reflect"
@@ -33,7 +32,7 @@ func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
 	}
 	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}, outbox: outbox{client: client}}
 	s.lines.serve = s.serve
-	s.circuit.probe = s.probe
+	s.circuit.probe, s.circuit.base = s.probe, time.Now()
 	for _, opt := range opts {
 		if opt != nil {
 			opt(s)
@@ -61,7 +60,8 @@ func Unbatched() RedisOption {
 }
 
 // WithLogger has told when Redis is out, as a warning, and when it answers again. Decisions are not logged, and no text
-// holds a key. Only limiters with WithFallback or WithStoreTimeout know of outages. For nil, as without it, nothing is.
+// holds a key. Only limiters with WithFallback or WithStoreTimeout know of outages. No decision waits for the handler; if it
+// panics, that line is lost. For nil, as without it, nothing is logged.
 func WithLogger(logger *slog.Logger) RedisOption {
 	return func(s *redisStore) { s.circuit.logger = logger }
 }
@@ -112,8 +112,8 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 // wrong: parameters that are dates then follow the server's. The hook is told of the callers that share the call.
 func (s *redisStore) call(ctx context.Context, at line, requests []driver.Request, callers []context.Context) (n []int64, err error) {
 	if s.circuit.watched() {
-		s.circuit.begin()
-		defer func() { s.circuit.end(ctx, at.plan.observer, at.key, err) }()
+		first := s.circuit.begin()
+		defer func() { s.circuit.end(first, at.plan.observer, at.key, err) }()
 	}
 	if slices.ContainsFunc(requests, func(r driver.Request) bool { return r.Cost < 0 }) {
 		defer s.denials.forget(at.key)
@@ -262,10 +262,11 @@ func (s *redisStore) reset(ctx context.Context, key string) error {
 	return nil
 }
 
-// probe asks Redis whether it serves, by writing a key of nobody's in whatever hash slot.
-func (s *redisStore) probe(ctx context.Context, prefix string) error {
+// probe asks Redis whether it serves, by writing a key of nobody's in a hash slot that was not served: another node of a
+// cluster may answer all the while.
+func (s *redisStore) probe(ctx context.Context, slot string) error {
 	_, err := bounded(ctx, func(ctx context.Context) (string, error) {
-		cmd := redis.NewStatusCmd(ctx, "set", storedKey(prefix, rand.Text(), "probe"), "", "px", 1)
+		cmd := redis.NewStatusCmd(ctx, "set", slot+":probe", "", "px", 1)
 		_ = s.client.Process(ctx, once{cmd})
 		return cmd.Result()
 	})

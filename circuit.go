@@ -20,9 +20,11 @@ const (
 	silence     = 100 * time.Millisecond
 	// The pauses between probes grow from the first to the longest; each is up to a half longer or shorter.
 	firstPause, longestPause = 100 * time.Millisecond, time.Second
-	// probeFor is how long a probe may take before the next one is made.
-	probeFor = time.Second
-	// idleFor is after how long without a decision nobody looks for Redis any more, until the next decision.
+	// probeFor is how long a probe may take before the next one is made, of which at most fewProbes are under way: a client
+	// lets go of a dead connection after its own timeouts.
+	probeFor, fewProbes = time.Second, 3
+	// idleFor is after how long without a decision nobody looks for Redis any more, until the next decision, and after how
+	// long failures are no longer in a row.
 	idleFor = time.Minute
 )
 
@@ -39,11 +41,14 @@ type circuit struct {
 	users    atomic.Int32 // limiters that fall back and are not closed
 	failures atomic.Int32 // since the last answer
 	asked    atomic.Int64 // when the first call was made that nothing has been answered since, ns since base; 0 if none
+	erred    atomic.Int64 // when a call failed last, ns since base
 	outage   atomic.Pointer[outage]
 	probing  atomic.Bool
+	probes   atomic.Int32 // under way, of this prober's or of one that has ended
 	used     atomic.Int64 // when a decision was made without Redis, ns since base
 
 	mu    sync.Mutex
+	slow  time.Duration      // the longest time that one of the limiters waits for Redis
 	stop  context.CancelFunc // ends the prober; nil if there is none
 	ended chan struct{}      // closed when the last prober has ended
 
@@ -60,14 +65,23 @@ type outage struct {
 	end   func(Outcome) // the hook's, once it was told; may be nil
 }
 
-// join counts a limiter, and leave forgets it. When the last one leaves, the prober ends; leave waits for that.
-func (c *circuit) join() { c.users.Add(1) }
+// join counts a limiter that waits for Redis for so long, and leave forgets it. When the last one leaves, the prober ends;
+// leave waits for that.
+func (c *circuit) join(timeout time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.slow = max(c.slow, timeout)
+	c.users.Add(1)
+}
 
 func (c *circuit) leave(ctx context.Context) error {
 	if c.users.Add(-1) > 0 {
 		return nil
 	}
 	c.mu.Lock()
+	if c.users.Load() == 0 {
+		c.slow = 0
+	}
 	c.failures.Store(0)
 	if o := c.outage.Swap(nil); o != nil {
 		c.finish(o)
@@ -95,8 +109,10 @@ func (c *circuit) watched() bool { return c.users.Load() > 0 }
 
 // begin notes that a call is made, and returns when, if it is the first one that is not answered; else -1.
 func (c *circuit) begin() (first int64) {
-	if c.asked.Load() == 0 {
-		if now := c.ns(); c.asked.CompareAndSwap(0, now) {
+	asked := c.asked.Load()
+	if asked == 0 || c.ns()-max(asked, c.erred.Load()) > int64(idleFor) { // what failed so long ago says nothing of now
+		if now := c.ns(); c.asked.CompareAndSwap(asked, now) {
+			c.failures.Store(0)
 			return now
 		}
 	}
@@ -109,7 +125,7 @@ func (c *circuit) end(first int64, told observer, key string, err error) {
 	case answers(err):
 		c.answered()
 	case isOutage(err):
-		c.failed(told, key, err, silence)
+		c.failed(told, key, err)
 	default: // it was not made, as of a caller who left while it waited for a connection, and tells nothing
 		c.asked.CompareAndSwap(first, 0)
 	}
@@ -149,24 +165,28 @@ func (c *circuit) over(answered bool) {
 }
 
 // failed counts a call that failed, or that somebody has waited for in vain. If there are several and Redis has answered
-// none for so long, it is out.
-func (c *circuit) failed(told observer, key string, cause error, unanswered time.Duration) {
+// none for a while, it is out: if they were only slow, for longer than any of the limiters waits.
+func (c *circuit) failed(told observer, key string, cause error) {
+	c.erred.Store(c.ns())
 	if c.failures.Add(1) < fewFailures || c.outage.Load() != nil {
 		return
 	}
 	c.mu.Lock()
-	now := time.Now()
+	unanswered := silence
+	if errors.Is(cause, errSlow) {
+		unanswered = max(silence, c.slow)
+	}
 	asked := c.asked.Load()
 	if c.outage.Load() == nil && c.watched() && asked != 0 && c.ns()-asked >= int64(unanswered) {
-		c.open(now, told, key, redact(cause, key))
+		c.open(told, key, redact(cause, key))
 	}
 	c.tell()
 	c.mu.Unlock()
 }
 
 // open begins an outage. Under mu.
-func (c *circuit) open(now time.Time, told observer, key string, cause error) {
-	o := &outage{since: now, err: fmt.Errorf("%w: %w", errOut, cause), slot: slotOf(key), over: make(chan struct{})}
+func (c *circuit) open(told observer, key string, cause error) {
+	o := &outage{since: time.Now(), err: fmt.Errorf("%w: %w", errOut, cause), slot: slotOf(key), over: make(chan struct{})}
 	c.outage.Store(o)
 	c.used.Store(c.ns())
 	c.look(o)
@@ -263,7 +283,8 @@ func (c *circuit) rest() {
 
 // probeUntil looks for Redis until it answers, nobody is left to know, or nobody has asked for long.
 func (c *circuit) probeUntil(ctx context.Context, o *outage) {
-	for pauses := newPauses(); pause(ctx, pauses.NextBackOff()); {
+	pauses := newPauses()
+	for next := pauses.NextBackOff(); pause(ctx, next); {
 		if c.ns()-c.used.Load() > int64(idleFor) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -272,6 +293,7 @@ func (c *circuit) probeUntil(ctx context.Context, o *outage) {
 			}
 			return
 		}
+		began := time.Now()
 		probing, done := context.WithTimeout(ctx, probeFor)
 		err := c.probe(probing, o.slot)
 		done()
@@ -284,6 +306,7 @@ func (c *circuit) probeUntil(ctx context.Context, o *outage) {
 			c.over(false)
 			return
 		}
+		next = max(pauses.NextBackOff()-time.Since(began), 0)
 	}
 }
 

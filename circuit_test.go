@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -209,5 +210,110 @@ func TestAClosedClientDoesNotAnswerAgain(t *testing.T) {
 			t.Errorf("%d look for it, logged are\n%s", probers(), strings.Join(lines, "\n"))
 		}
 		closing(t, l)
+	})
+}
+
+// Before a slow Redis is out it has been slow for the most patient limiter, too.
+func TestTheImpatientSpeakForThemselves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb := answering(t, func(context.Context, redis.Cmder) error {
+			time.Sleep(150 * time.Millisecond)
+			return replied("FOREIGN")
+		})
+		book := &diary{}
+		store := headgate.Redis(rdb, headgate.WithLogger(book.logger()))
+		hasty := newLimiter(t, store, anyBucket, headgate.WithFallback(headgate.FailOpen()), headgate.WithStoreTimeout(20*time.Millisecond))
+		calm := newLimiter(t, store, anyBucket, headgate.WithFallback(headgate.FailOpen()))
+		for range 100 {
+			allowN(t, hasty, 1)
+		}
+		if _, err := calm.Allow(context.Background()); !errors.Is(err, headgate.ErrMisconfigured) {
+			t.Error(err)
+		}
+		closing(t, hasty)
+		closing(t, calm)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if lines := book.all(); len(lines) > 0 {
+			t.Errorf("logged are %v", lines)
+		}
+	})
+}
+
+// Probes that hang do not make the pauses longer, nor pile up.
+func TestProbesThatHang(t *testing.T) {
+	for name, row := range map[string]struct {
+		hang    time.Duration
+		gap     time.Duration // at most
+		atOnce  int
+		between int // in a minute, at least
+	}{
+		"for a moment": {2 * time.Second, 1500 * time.Millisecond, 3, 40},
+		"for long":     {20 * time.Second, 21 * time.Second, 3, 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				var probes []time.Time
+				underWay, most := 0, 0
+				rdb := answering(t, func(_ context.Context, cmd redis.Cmder) error {
+					if cmd.Name() != "set" {
+						return refused
+					}
+					mu.Lock()
+					probes = append(probes, time.Now())
+					underWay++
+					most = max(most, underWay)
+					mu.Unlock()
+					time.Sleep(row.hang)
+					mu.Lock()
+					defer mu.Unlock()
+					underWay--
+					return &net.OpError{Op: "read", Err: errTimeout{}}
+				})
+				l := newLimiter(t, headgate.Redis(rdb), anyBucket, headgate.WithFallback(headgate.FailOpen()))
+				for range 600 {
+					allowN(t, l, 1)
+					time.Sleep(100 * time.Millisecond)
+				}
+				closing(t, l)
+				time.Sleep(time.Minute)
+				mu.Lock()
+				defer mu.Unlock()
+				if most > row.atOnce || underWay > 0 || len(probes) < row.between {
+					t.Errorf("%d probes, %d at once, %d left", len(probes), most, underWay)
+				}
+				for i := 1; i < len(probes); i++ {
+					if gap := probes[i].Sub(probes[i-1]); gap > row.gap {
+						t.Errorf("probe %d came after %v", i, gap)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Failures are in a row if they are not far apart.
+func TestAFailureOfLongAgoIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb, f := faulty(t)
+		f.set(refused)
+		book := &diary{}
+		l := newLimiter(t, headgate.Redis(rdb, headgate.WithLogger(book.logger())), anyBucket, headgate.WithFallback(headgate.FailOpen()))
+		defer closing(t, l)
+		for range 20 {
+			for range 3 { // connections that died meanwhile, all of them
+				allowN(t, l, 1)
+			}
+			time.Sleep(2 * time.Minute)
+		}
+		if lines := book.all(); len(lines) > 0 {
+			t.Errorf("logged are %v", lines)
+		}
+		breakDown(t, l)
+		synctest.Wait()
+		if lines := book.all(); len(lines) != 1 {
+			t.Errorf("logged are %v", lines)
+		}
 	})
 }

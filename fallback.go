@@ -121,13 +121,6 @@ type fallback struct {
 	closed  atomic.Bool
 }
 
-// scaled is what the last plan became by the share.
-type scaled struct {
-	from *plan
-	plan *plan
-	err  error
-}
-
 // fallBack puts a fallback around the limiter's store, if an option asked for it and the store can fail. base is the store
 // innermost.
 func (l *Limiter) fallBack(base Store) error {
@@ -150,7 +143,7 @@ func (l *Limiter) fallBack(base Store) error {
 			}
 		}
 	}
-	f.circuit.join()
+	f.circuit.join(f.timeout)
 	l.store = f
 	return nil
 }
@@ -196,14 +189,39 @@ func (f *fallback) terms(ctx context.Context, key string, c change) (text string
 
 // within is the time that a call may take.
 func (f *fallback) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	until, ok := ctx.Value(budget{f}).(time.Time)
+	if !ok {
+		until, ok = f.until(ctx)
+	}
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, time.Until(until))
+}
+
+// until is when a decision that begins now is made without Redis, if ever.
+func (f *fallback) until(ctx context.Context) (until time.Time, ok bool) {
+	if f.timeout == 0 {
+		return time.Time{}, false
+	}
 	limit := f.timeout
 	if deadline, ok := ctx.Deadline(); ok && (f.mode == failOpen || f.mode == local) {
 		limit = min(limit, time.Until(deadline)/2)
 	}
-	if limit == 0 {
-		return ctx, func() {}
+	return time.Now().Add(limit), true
+}
+
+// A budget names, in a context, until when the calls of one decision may take together.
+type budget struct{ *fallback }
+
+// budgeted is the context for a decision that may take several calls.
+func (l *Limiter) budgeted(ctx context.Context) context.Context {
+	if f, ok := l.store.(*fallback); ok {
+		if until, ok := f.until(ctx); ok {
+			return context.WithValue(ctx, budget{f}, until)
+		}
 	}
-	return context.WithTimeout(ctx, limit)
+	return ctx
 }
 
 // failure is an error that means that Redis is out, if the caller's own context has not ended; nil for all others.
@@ -223,7 +241,7 @@ func (*fallback) failure(within context.Context, err error) *StoreError {
 // noteSlow tells the circuit of a call that nobody waited for any longer; of others it has heard.
 func (f *fallback) noteSlow(key string, failure *StoreError) {
 	if errors.Is(failure.Err, errSlow) {
-		f.circuit.failed(f.observer, key, errSlow, max(f.timeout, silence))
+		f.circuit.failed(f.observer, key, errSlow)
 	}
 }
 
@@ -240,37 +258,6 @@ func (f *fallback) without(ctx context.Context, p *plan, key string, request dri
 		return g, nil
 	}
 	return grant{}, cause
-}
-
-// errTooMany is of requests that wait for Redis, whoever decides meanwhile.
-var errTooMany = errors.New("this process's share of the limit never grants so many permits at once")
-
-func (f *fallback) locally(ctx context.Context, p *plan, key string, request driver.Request) (grant, error) {
-	share, err := f.share(p)
-	if err != nil {
-		return grant{}, err
-	}
-	if request.Cost > int64(share.rule.Max()) {
-		return grant{}, errTooMany
-	}
-	request.Bound = min(request.Bound, share.rule.Horizon(request.Cost))
-	return f.local.decide(ctx, share, key, request, 0)
-}
-
-// share is the plan by the process's share of what p grants.
-func (f *fallback) share(p *plan) (*plan, error) {
-	if last := f.scaled.Load(); last != nil && last.from == p {
-		return last.plan, last.err
-	}
-	s := &scaled{from: p}
-	var algorithm algos.Algorithm
-	if algorithm, s.err = algos.Share(p.algorithm, f.part, f.of); s.err == nil {
-		if s.plan, s.err = newPlan(algorithm); s.err == nil {
-			s.plan.observer = p.observer
-		}
-	}
-	f.scaled.Store(s)
-	return s.plan, s.err
 }
 
 // open admits a request.
@@ -291,11 +278,18 @@ func (openStore) decide(_ context.Context, _ *plan, _ string, request driver.Req
 	return grant{Reply: driver.Reply{Wait: -request.Cost}}, nil
 }
 
-// unseen decides a request to a shared limiter whose terms could not be read, for the reason that is given.
-func (l *Limiter) unseen(n int, bound int64, reason error) (grant, error) {
+// degraded tells whether it was an outage that kept the terms from being read, in which the limiter decides by those that
+// the process saw last.
+func (l *Limiter) degraded(reason error) bool {
 	f, ok := l.store.(*fallback)
 	failure, failed := errors.AsType[*StoreError](reason)
-	if !ok || f.mode != failOpen || !failed || !isOutage(failure.Err) {
+	return ok && failed && (f.mode == failOpen || f.mode == local) && isOutage(failure.Err)
+}
+
+// unseen decides a request to a shared limiter whose terms could not be read, for the reason that is given.
+func (l *Limiter) unseen(n int, bound int64, reason error) (grant, error) {
+	f, _ := l.store.(*fallback)
+	if !l.degraded(reason) || f.mode != failOpen {
 		return grant{}, reason
 	}
 	rule, err := algos.TokenBucket{Rate: 1, Per: time.Microsecond, Burst: 1}.Rule()
@@ -312,16 +306,22 @@ type unknownRule struct{ algos.Rule }
 func (unknownRule) Name() string                           { return "" }
 func (unknownRule) Rate() (permits int, per time.Duration) { return 0, time.Second }
 
+// lastAttempt names, in a context, when a Wait no longer asks a Redis that cannot serve.
+type lastAttempt struct{}
+
 // patiently calls wait until the store does not fail, or may have charged, or the time is up, which wait is told. A
 // negative time has no end.
-func (f *fallback) patiently(ctx context.Context, most time.Duration, wait func(most time.Duration) error) error {
+func (f *fallback) patiently(ctx context.Context, most time.Duration, wait func(ctx context.Context, most time.Duration) error) error {
 	began := time.Now()
+	if most >= 0 {
+		ctx = context.WithValue(ctx, lastAttempt{}, began.Add(most))
+	}
 	for pauses := newPauses(); ; {
 		left := most
 		if most >= 0 {
 			left = max(most-time.Since(began), 0)
 		}
-		err := wait(left)
+		err := wait(ctx, left)
 		failure, ok := errors.AsType[*StoreError](err)
 		if !ok || failure.Unknown || !isOutage(failure.Err) || f.closed.Load() {
 			return err
@@ -331,7 +331,7 @@ func (f *fallback) patiently(ctx context.Context, most time.Duration, wait func(
 			if left == 0 {
 				return err
 			}
-			next = min(next, left)
+			next = min(next, max(most-time.Since(began), 0)) // the attempt took its time, too
 		}
 		var over chan struct{}
 		if o := f.circuit.now(); o != nil {
@@ -362,25 +362,4 @@ func (f *fallback) close(ctx context.Context) error {
 		err = f.circuit.leave(ctx)
 	}
 	return errors.Join(err, f.Store.close(ctx))
-}
-
-// maxDenominator is of a share.
-const maxDenominator = 10_000
-
-// fraction is the nearest one to a share, by its continued fraction.
-func fraction(share float64) (part, of int) {
-	before, part, of, last := 0, 1, 0, 1
-	for {
-		whole := int(share)
-		next := whole*of + last
-		if next > maxDenominator {
-			return part, of
-		}
-		before, part, of, last = part, whole*part+before, next, of
-		rest := share - float64(whole)
-		if rest < 1e-9 {
-			return part, of
-		}
-		share = 1 / rest
-	}
 }

@@ -170,6 +170,24 @@ type scriptCall struct {
 	callers   []context.Context // who share it, if there is more than one
 }
 
+// until is when the last of those who share the call asks no more, if all of them said.
+func (s scriptCall) until(ctx context.Context) (last time.Time, ok bool) {
+	callers := s.callers
+	if len(callers) == 0 {
+		callers = []context.Context{ctx}
+	}
+	for _, caller := range callers {
+		until, said := caller.Value(lastAttempt{}).(time.Time)
+		if !said {
+			return time.Time{}, false
+		}
+		if until.After(last) {
+			last = until
+		}
+	}
+	return last, true
+}
+
 // eval runs a script, whose EVALSHA the arguments are. It is sent again only after an answer that proves that it did not
 // run: NOSCRIPT, and for two seconds LOADING (the server has just started) and TRYAGAIN (a cluster is moving the keys).
 // The hook is told of each.
@@ -185,7 +203,7 @@ func eval[T any](ctx context.Context, script scriptCall, args []any, run func(co
 				pauses = backoff.NewExponentialBackOff(backoff.WithInitialInterval(5*time.Millisecond), backoff.WithMaxElapsedTime(2*time.Second))
 			}
 			pause := pauses.NextBackOff()
-			if pause == backoff.Stop {
+			if until, ok := script.until(ctx); pause == backoff.Stop || ok && time.Until(until) < pause {
 				return reply, err
 			}
 			select {
@@ -263,9 +281,15 @@ func (s *redisStore) reset(ctx context.Context, key string) error {
 }
 
 // probe asks Redis whether it serves, by writing a key of nobody's in a hash slot that was not served: another node of a
-// cluster may answer all the while.
+// cluster may answer all the while. It does not while too many others hang.
 func (s *redisStore) probe(ctx context.Context, slot string) error {
+	underWay := &s.circuit.probes
+	if underWay.Add(1) > fewProbes {
+		underWay.Add(-1)
+		return errSlow
+	}
 	_, err := bounded(ctx, func(ctx context.Context) (string, error) {
+		defer underWay.Add(-1)
 		cmd := redis.NewStatusCmd(ctx, "set", slot+":probe", "", "px", 1)
 		_ = s.client.Process(ctx, once{cmd})
 		return cmd.Result()

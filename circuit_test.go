@@ -168,7 +168,7 @@ func TestASlowLogger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rdb, f := faulty(t)
 		var l *headgate.Limiter
-		lines, closed := 0, error(errors.New("not closed"))
+		lines, closed := 0, errors.New("not closed")
 		l = newLimiter(t, headgate.Redis(rdb, headgate.WithLogger(slogger(func() {
 			time.Sleep(time.Hour)
 			if lines++; lines == 2 {

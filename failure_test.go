@@ -62,7 +62,7 @@ func TestEachErrorInEachMode(t *testing.T) {
 		"WRONGTYPE, Redis 6": {replied("ERR Error running script (call to f_0123): @user_script:22: @user_script: 22: WRONGTYPE Operation against a key"), false, false},
 		"no such command":    {replied("ERR unknown command 'evalsha', with args beginning with: 'abc' '1' 'hg:{test/secret}:tb' "), false, false},
 		"no reply":           {redis.Nil, false, true},
-		"no such primary":    {unnamed, false, false},
+		"no such primary":    {errUnnamed, false, false},
 		"closed":             {redis.ErrClosed, false, false},
 		"TLS alert":          {&net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")}, false, true},
 		"TLS alert of ours":  {&net.OpError{Op: "local error", Err: errors.New("tls: protocol version not supported")}, false, true},
@@ -115,14 +115,14 @@ func TestEachErrorInEachMode(t *testing.T) {
 	}
 }
 
-// unnamed is what a client says if one Sentinel does not know its MasterName, and the other is away.
-var unnamed = fmt.Errorf("redis: all sentinels specified in configuration are unreachable: %w", errors.Join(redis.Nil, refused))
+// errUnnamed is what a client says if one Sentinel does not know its MasterName, and the other is away.
+var errUnnamed = fmt.Errorf("redis: all sentinels specified in configuration are unreachable: %w", errors.Join(redis.Nil, refused))
 
 // What must be mended says where.
 func TestRemedies(t *testing.T) {
 	for want, err := range map[string]error{
 		"docs/operations.md": replied("NOPERM this user has no permissions to run the 'evalsha' command"),
-		"MasterName":         unnamed,
+		"MasterName":         errUnnamed,
 		"changes replies":    redis.Nil,
 		"TLSConfig":          &net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")},
 	} {

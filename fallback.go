@@ -40,12 +40,13 @@ func FailOpen() Fallback { return Fallback{mode: failOpen} }
 // then a *StoreError, and matches the context's. It asks again only after failures that prove that nothing was charged: if
 // a reply was lost the error says Unknown and is returned at once, for a second charge is not the limiter's to make. The
 // other verbs fail as with FailClosed. Callers who wait like that have no place in line: theirs is given out when Redis is
-// back.
+// back. WithMaxWait cuts no call short that may have charged: while Redis hangs, the client's timeouts count.
 func KeepWaiting() Fallback { return Fallback{mode: keepWaiting} }
 
 // Local decides in process, by the same algorithm with a share of what it grants: algos.Share says how each is divided. For
 // a fleet of N processes that see about the same traffic take 1.0/N, for which the fleet together grants no more than the
-// limit. Local(1) gives each process the whole limit, as go-zero's TokenLimiter does, so that a fleet of N grants up to N
+// limit in the long run. Each of them grants at least one permit at once, though (and a WarmUp one request of any size), so
+// where the burst is smaller than the fleet the fleet's is N; and in each window of a calendar. Local(1) gives each process the whole limit, as go-zero's TokenLimiter does, so that a fleet of N grants up to N
 // times the limit; it is right where each key's requests all go to one process.
 //
 // The share is at least 1/10,000 and at most 1, and taken as a fraction with a denominator of at most 10,000: 1.0/3 is a
@@ -55,7 +56,8 @@ func KeepWaiting() Fallback { return Fallback{mode: keepWaiting} }
 // process begins an outage with a full share, whatever it was granted before, and what it grants is not charged in Redis
 // afterwards: at each change of sides, out and back, up to one burst (or window) of the side that takes over comes on top
 // of what the other has granted and of reservations that lie ahead. What was counted in process stays until it would have
-// expired, so that changing sides often grants no more than that.
+// expired, so that changing sides often grants no second burst; but each side refills by its own rate all the while, so a
+// Redis that fails and answers by turns grants its rate and the share of it together.
 //
 // At most 50,000 keys of a limiter are counted at a time. A request for another one, or for more permits than the share
 // ever grants at once, gets the *StoreError of FailClosed: no key that is counted makes room for one that is not.
@@ -66,9 +68,11 @@ func Local(share float64) Fallback { return Fallback{mode: local, share: share} 
 // WithFallback says what the limiter does when Redis is out, instead of failing each time.
 //
 // A decision then waits for Redis for so long as WithStoreTimeout says. When calls fail several times in a row and for a
-// tenth of a second nothing is answered, decisions no longer ask Redis at all, and a goroutine looks for its return, by a
-// SET of a key of its own that expires at once, at most 1.5 s apart. One looks for all limiters of a Store. When it finds
-// Redis, or anybody's call is answered, decisions go back. WithLogger logs both changes.
+// tenth of a second nothing is answered, decisions no longer ask Redis at all; when they were only slow, after the longest
+// time that a limiter of the Store waits. A goroutine then looks for its return, by a SET of a key of its own that expires
+// at once, in the hash slot that failed, at most 1.5 s apart. One looks for all limiters of a Store. When it finds Redis, or
+// anybody's call is answered, decisions go back. WithLogger logs both changes. A probe that hangs ends by the client's
+// timeouts, after Close too; while three do, there is no further one.
 //
 // Redis is out when connections are refused or break, when calls or the client's pool time out, and when it replies
 // LOADING, BUSY, READONLY, CLUSTERDOWN, MASTERDOWN, NOREPLICAS, TRYAGAIN, OOM, MISCONF, or that it has too many clients.
@@ -90,7 +94,7 @@ func WithFallback(fallback Fallback) Option {
 	}
 }
 
-// WithStoreTimeout is how long a decision waits for Redis before it counts as failed; for FailOpen and Local, half of the
+// WithStoreTimeout is how long a decision waits for Redis, in all its calls, before it counts as failed; for FailOpen and Local, half of the
 // time until the context's deadline too, if that is less. d is above 0. With WithFallback the default is a quarter of a
 // second; for KeepWaiting there is none, since a call that is cut short may have charged. On its own it makes the limiter
 // one with FailClosed.

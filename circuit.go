@@ -20,9 +20,11 @@ const (
 	silence     = 100 * time.Millisecond
 	// The pauses between probes grow from the first to the longest; each is up to a half longer or shorter.
 	firstPause, longestPause = 100 * time.Millisecond, time.Second
-	// probeFor is how long a probe may take before the next one is made.
-	probeFor = time.Second
-	// idleFor is after how long without a decision nobody looks for Redis any more, until the next decision.
+	// probeFor is how long a probe may take before the next one is made, of which at most fewProbes are under way: a client
+	// lets go of a dead connection after its own timeouts.
+	probeFor, fewProbes = time.Second, 3
+	// idleFor is after how long without a decision nobody looks for Redis any more, until the next decision, and after how
+	// long failures are no longer in a row.
 	idleFor = time.Minute
 )
 
@@ -32,49 +34,62 @@ var errOut = errors.New("Redis is out, and is not asked until it answers a probe
 // A circuit knows whether Redis is out, for all limiters of one store that fall back. While it is, they do not ask Redis,
 // and one goroutine looks for its return. Any answer, to whatever limiter, ends the outage.
 type circuit struct {
-	probe  func(ctx context.Context, prefix string) error
+	probe  func(ctx context.Context, slot string) error
 	logger *slog.Logger // may be nil
+	base   time.Time    // instants are ns since then, which no change of the machine's clock moves
 
 	users    atomic.Int32 // limiters that fall back and are not closed
 	failures atomic.Int32 // since the last answer
-	asked    atomic.Int64 // when the first call was made that nothing has been answered since, ns since 1970; 0 if none
+	asked    atomic.Int64 // when the first call was made that nothing has been answered since, ns since base; 0 if none
+	erred    atomic.Int64 // when a call failed last, ns since base
 	outage   atomic.Pointer[outage]
 	probing  atomic.Bool
-	used     atomic.Int64 // when a decision was made without Redis, ns since 1970
+	probes   atomic.Int32 // under way, of this prober's or of one that has ended
+	used     atomic.Int64 // when a decision was made without Redis, ns since base
 
 	mu    sync.Mutex
+	slow  time.Duration      // the longest time that one of the limiters waits for Redis
 	stop  context.CancelFunc // ends the prober; nil if there is none
 	ended chan struct{}      // closed when the last prober has ended
 
-	news    []func() // for the hook and the logger, which may use a limiter themselves, and so are told outside mu, in order
+	news    []func() // for the hook and the logger, which may use a limiter themselves and are told in order, outside mu
 	telling bool
 }
 
 // An outage lasts from when Redis is found not to answer until it does.
 type outage struct {
-	since  time.Time
-	err    error  // of calls that are not made meanwhile
-	prefix string // of the keys
-	over   chan struct{}
-	end    func(Outcome) // the hook's, once it was told; may be nil
+	since time.Time
+	err   error  // of calls that are not made meanwhile
+	slot  string // what a key begins with that lies where the one lies that was not served
+	over  chan struct{}
+	end   func(Outcome) // the hook's, once it was told; may be nil
 }
 
-// join counts a limiter, and leave forgets it. When the last one leaves, the prober ends; leave waits for that.
-func (c *circuit) join() { c.users.Add(1) }
+// join counts a limiter that waits for Redis for so long, and leave forgets it. When the last one leaves, the prober ends;
+// leave waits for that.
+func (c *circuit) join(timeout time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.slow = max(c.slow, timeout)
+	c.users.Add(1)
+}
 
 func (c *circuit) leave(ctx context.Context) error {
 	if c.users.Add(-1) > 0 {
 		return nil
 	}
 	c.mu.Lock()
+	if c.users.Load() == 0 {
+		c.slow = 0
+	}
 	c.failures.Store(0)
 	if o := c.outage.Swap(nil); o != nil {
 		c.finish(o)
 	}
 	c.rest()
 	ended := c.ended
-	c.mu.Unlock()
 	c.tell()
+	c.mu.Unlock()
 	if ended == nil {
 		return nil
 	}
@@ -86,23 +101,33 @@ func (c *circuit) leave(ctx context.Context) error {
 	}
 }
 
+// ns is this instant, ns since base: never 0.
+func (c *circuit) ns() int64 { return int64(time.Since(c.base)) + 1 }
+
 // watched tells whether anybody wants to know how calls end.
 func (c *circuit) watched() bool { return c.users.Load() > 0 }
 
-// begin notes that a call is made.
-func (c *circuit) begin() {
-	if c.asked.Load() == 0 {
-		c.asked.CompareAndSwap(0, time.Now().UnixNano())
+// begin notes that a call is made, and returns when, if it is the first one that is not answered; else -1.
+func (c *circuit) begin() (first int64) {
+	asked := c.asked.Load()
+	if asked == 0 || c.ns()-max(asked, c.erred.Load()) > int64(idleFor) { // what failed so long ago says nothing of now
+		if now := c.ns(); c.asked.CompareAndSwap(asked, now) {
+			c.failures.Store(0)
+			return now
+		}
 	}
+	return -1
 }
 
-// end notes how a call has ended.
-func (c *circuit) end(ctx context.Context, told observer, key string, err error) {
+// end notes how a call has ended, for which begin returned first.
+func (c *circuit) end(first int64, told observer, key string, err error) {
 	switch {
 	case answers(err):
 		c.answered()
-	case ctx.Err() == nil && isOutage(err):
-		c.failed(told, key, err, silence)
+	case isOutage(err):
+		c.failed(told, key, err)
+	default: // it was not made, as of a caller who left while it waited for a connection, and tells nothing
+		c.asked.CompareAndSwap(first, 0)
 	}
 }
 
@@ -119,43 +144,51 @@ func (c *circuit) answered() {
 	if c.failures.Load() != 0 {
 		c.failures.Store(0)
 	}
-	if c.outage.Load() == nil {
-		return
+	if c.outage.Load() != nil {
+		c.over(true)
 	}
+}
+
+// over ends the outage, if there is one. It is logged if Redis answered.
+func (c *circuit) over(answered bool) {
 	c.mu.Lock()
 	if o := c.outage.Swap(nil); o != nil {
 		c.rest()
 		c.finish(o)
-		if c.logger != nil {
+		if c.logger != nil && answered {
 			lasted := time.Since(o.since)
 			c.news = append(c.news, func() { c.logger.Info("headgate: Redis answers again", "out_for", lasted) })
 		}
 	}
-	c.mu.Unlock()
 	c.tell()
+	c.mu.Unlock()
 }
 
 // failed counts a call that failed, or that somebody has waited for in vain. If there are several and Redis has answered
-// none for so long, it is out.
-func (c *circuit) failed(told observer, key string, cause error, unanswered time.Duration) {
+// none for a while, it is out: if they were only slow, for longer than any of the limiters waits.
+func (c *circuit) failed(told observer, key string, cause error) {
+	c.erred.Store(c.ns())
 	if c.failures.Add(1) < fewFailures || c.outage.Load() != nil {
 		return
 	}
 	c.mu.Lock()
-	now := time.Now()
-	asked := c.asked.Load()
-	if c.outage.Load() == nil && c.watched() && asked != 0 && now.UnixNano()-asked >= int64(unanswered) {
-		c.open(now, told, key, redact(cause, key))
+	unanswered := silence
+	if errors.Is(cause, errSlow) {
+		unanswered = max(silence, c.slow)
 	}
-	c.mu.Unlock()
+	asked := c.asked.Load()
+	if c.outage.Load() == nil && c.watched() && asked != 0 && c.ns()-asked >= int64(unanswered) {
+		c.open(told, key, redact(cause, key))
+	}
 	c.tell()
+	c.mu.Unlock()
 }
 
 // open begins an outage. Under mu.
-func (c *circuit) open(now time.Time, told observer, key string, cause error) {
-	o := &outage{since: now, err: fmt.Errorf("%w: %w", errOut, cause), prefix: prefixOf(key), over: make(chan struct{})}
+func (c *circuit) open(told observer, key string, cause error) {
+	o := &outage{since: time.Now(), err: fmt.Errorf("%w: %w", errOut, cause), slot: slotOf(key), over: make(chan struct{})}
 	c.outage.Store(o)
-	c.used.Store(now.UnixNano())
+	c.used.Store(c.ns())
 	c.look(o)
 	c.news = append(c.news, func() {
 		if told.hook != nil {
@@ -177,18 +210,30 @@ func (c *circuit) finish(o *outage) {
 	})
 }
 
-// tell tells the news, unless somebody is at it.
+// tell has the news told, unless somebody is at it: on a goroutine of its own, since no decision should wait for a slow
+// handler, nor Close for one that calls it. Under mu.
 func (c *circuit) tell() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.news) > 0 && !c.telling {
-		next := c.news[0]
-		c.news, c.telling = c.news[1:], true
-		c.mu.Unlock()
-		next()
-		c.mu.Lock()
-		c.telling = false
+	if c.telling || len(c.news) == 0 {
+		return
 	}
+	c.telling = true
+	go func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for ; len(c.news) > 0; c.mu.Lock() {
+			next := c.news[0]
+			c.news = c.news[1:]
+			c.mu.Unlock()
+			attempt(next)
+		}
+		c.telling = false
+	}()
+}
+
+// attempt calls a hook or handler of the user's, whose panic nobody but this goroutine could recover from.
+func attempt(f func()) {
+	defer func() { _ = recover() }()
+	f()
 }
 
 // now is the outage, nil if Redis is asked. It sees to it that somebody looks for the return.
@@ -197,7 +242,7 @@ func (c *circuit) now() *outage {
 	if o == nil {
 		return nil
 	}
-	c.used.Store(time.Now().UnixNano())
+	c.used.Store(c.ns())
 	if !c.probing.Load() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -238,8 +283,9 @@ func (c *circuit) rest() {
 
 // probeUntil looks for Redis until it answers, nobody is left to know, or nobody has asked for long.
 func (c *circuit) probeUntil(ctx context.Context, o *outage) {
-	for pauses := newPauses(); pause(ctx, pauses.NextBackOff()); {
-		if time.Now().UnixNano()-c.used.Load() > int64(idleFor) {
+	pauses := newPauses()
+	for next := pauses.NextBackOff(); pause(ctx, next); {
+		if c.ns()-c.used.Load() > int64(idleFor) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if ctx.Err() == nil { // else this prober's place is another's
@@ -247,13 +293,20 @@ func (c *circuit) probeUntil(ctx context.Context, o *outage) {
 			}
 			return
 		}
+		began := time.Now()
 		probing, done := context.WithTimeout(ctx, probeFor)
-		err := c.probe(probing, o.prefix)
+		err := c.probe(probing, o.slot)
 		done()
-		if ctx.Err() == nil && (answers(err) || errors.Is(err, redis.ErrClosed)) { // of a closed client its callers hear
+		switch {
+		case ctx.Err() != nil:
+		case answers(err):
 			c.answered()
 			return
+		case errors.Is(err, redis.ErrClosed): // of a closed client its callers hear
+			c.over(false)
+			return
 		}
+		next = max(pauses.NextBackOff()-time.Since(began), 0)
 	}
 }
 

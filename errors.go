@@ -116,7 +116,7 @@ func (e *redacted) Unwrap() error { return e.cause }
 // scripts write last, in one command), or no connection was had.
 func neverRan(err error) bool {
 	if _, ok := errors.AsType[redis.Error](err); ok {
-		return true
+		return remedy(err) != remedyReply
 	}
 	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
 		return true

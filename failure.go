@@ -32,10 +32,11 @@ var replies = []replyRow{
 	{"OOM", ""},
 	{"MISCONF", ""},
 	{"max number of clients reached", ""},
+	{"max number of clients + cluster connections reached", ""},
 
 	{"FOREIGN", "something else wrote the key: Reset the limiter (Delete the parameters of a shared one), or give it a prefix or key of its own"},
 	{"WRONGTYPE", "something else wrote the key: Reset the limiter (Delete the parameters of a shared one), or give it a prefix or key of its own"},
-	{"NOPERM", "allow the client's user the commands and the keys that the README lists"},
+	{"NOPERM", "allow the client's user the commands and the keys that docs/operations.md lists"},
 	{"NOAUTH", "give the client the user name and password of this Redis"},
 	{"WRONGPASS", "give the client the user name and password of this Redis"},
 	{"DENIED", "Redis is in protected mode: give it a password or an address to listen on"},
@@ -49,7 +50,7 @@ var replies = []replyRow{
 // replyOf is the row of the error that Redis replied, the last one if there is none of its own; nil if it is no reply.
 func replyOf(err error) *replyRow {
 	reply, ok := errors.AsType[redis.Error](err)
-	if !ok {
+	if !ok || unnamed(err) {
 		return nil
 	}
 	text := reply.Error()
@@ -67,16 +68,30 @@ func replyOf(err error) *replyRow {
 	return &replies[len(replies)-1]
 }
 
+// unnamed tells whether the Sentinels that answered know no primary of the client's MasterName. Their answer is go-redis's
+// Nil, which of Redis itself would be no reply of Headgate's scripts.
+func unnamed(err error) bool {
+	return errors.Is(err, redis.Nil) && strings.Contains(err.Error(), "sentinel")
+}
+
 // The remedies of errors that are no reply.
 const (
 	remedyClosed = "the client was closed: close it after the last use of its limiters"
 	remedyReply  = "something between the client and Redis changes replies"
+	remedyName   = "no Sentinel that answers knows the client's MasterName: give it the one of Sentinel's configuration"
 	remedyTLS    = "make the client's TLSConfig fit the certificate of this Redis"
+	remedyAlert  = "make the client's TLSConfig one that this Redis accepts: its certificate, its versions"
 	remedyTerms  = "the parameters are those of a newer version, or of something else: set them by SetRate, or Delete them"
 )
 
 // remedy is what to do about an error that is of a wrong set-up; empty for every other.
 func remedy(err error) string {
+	switch {
+	case unnamed(err):
+		return remedyName
+	case errors.Is(err, redis.Nil):
+		return remedyReply
+	}
 	if reply := replyOf(err); reply != nil {
 		return reply.remedy
 	}
@@ -91,8 +106,16 @@ func remedy(err error) string {
 		return remedyTerms
 	case certificate, record:
 		return remedyTLS
+	case alerted(err):
+		return remedyAlert
 	}
 	return ""
+}
+
+// alerted tells whether one side of a TLS handshake has refused the other, and not because it failed itself.
+func alerted(err error) bool {
+	alert, ok := errors.AsType[*net.OpError](err)
+	return ok && (alert.Op == "remote error" || alert.Op == "local error") && !strings.Contains(alert.Error(), "internal error")
 }
 
 // isOutage tells whether an error means that Redis is out. The caller's context is none, nor is what is set up wrongly.

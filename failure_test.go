@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -33,7 +34,9 @@ func TestEachErrorInEachMode(t *testing.T) {
 		"read timeout":     {&net.OpError{Op: "read", Net: "tcp", Err: errTimeout{}}, true, true},
 		"pool timeout":     {redis.ErrPoolTimeout, true, false},
 		"pool exhausted":   {redis.ErrPoolExhausted, true, false},
+		"TLS fails":        {&net.OpError{Op: "remote error", Err: errors.New("tls: internal error")}, true, true},
 		"no sentinel":      {errors.New("redis: all sentinels specified in configuration are unreachable"), true, true},
+		"sentinels down":   {fmt.Errorf("redis: all sentinels specified in configuration are unreachable: %w", errors.Join(refused, refused)), true, false},
 		"LOADING":          {replied("LOADING Redis is loading the dataset in memory"), true, false},
 		"BUSY":             {replied("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."), true, false},
 		"READONLY":         {replied("READONLY You can't write against a read only replica."), true, false},
@@ -44,6 +47,7 @@ func TestEachErrorInEachMode(t *testing.T) {
 		"OOM":              {replied("OOM command not allowed when used memory > 'maxmemory'."), true, false},
 		"MISCONF":          {replied("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk."), true, false},
 		"too many clients": {replied("ERR max number of clients reached"), true, false},
+		"too many in all":  {replied("ERR max number of clients + cluster connections reached"), true, false},
 		"OOM in Redis 6":   {replied("ERR Error running script (call to f_0123): @user_script:22: @user_script: 22: -OOM command not allowed when used memory > 'maxmemory'. "), true, false},
 
 		"CROSSSLOT":          {replied("CROSSSLOT Keys in request don't hash to the same slot"), false, false},
@@ -57,7 +61,11 @@ func TestEachErrorInEachMode(t *testing.T) {
 		"a script's error":   {replied("ERR user_script:1: Script attempted to access nonexistent global variable 'x'"), false, false},
 		"WRONGTYPE, Redis 6": {replied("ERR Error running script (call to f_0123): @user_script:22: @user_script: 22: WRONGTYPE Operation against a key"), false, false},
 		"no such command":    {replied("ERR unknown command 'evalsha', with args beginning with: 'abc' '1' 'hg:{test/secret}:tb' "), false, false},
+		"no reply":           {redis.Nil, false, true},
+		"no such primary":    {errUnnamed, false, false},
 		"closed":             {redis.ErrClosed, false, false},
+		"TLS alert":          {&net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")}, false, true},
+		"TLS alert of ours":  {&net.OpError{Op: "local error", Err: errors.New("tls: protocol version not supported")}, false, true},
 		"certificate":        {&tls.CertificateVerificationError{Err: errors.New("signed by an unknown authority")}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -104,6 +112,25 @@ func TestEachErrorInEachMode(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// errUnnamed is what a client says if one Sentinel does not know its MasterName, and the other is away.
+var errUnnamed = fmt.Errorf("redis: all sentinels specified in configuration are unreachable: %w", errors.Join(redis.Nil, refused))
+
+// What must be mended says where.
+func TestRemedies(t *testing.T) {
+	for want, err := range map[string]error{
+		"docs/operations.md": replied("NOPERM this user has no permissions to run the 'evalsha' command"),
+		"MasterName":         errUnnamed,
+		"changes replies":    redis.Nil,
+		"TLSConfig":          &net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")},
+	} {
+		rdb, f := faulty(t)
+		f.set(err)
+		if _, err := newLimiter(t, headgate.Redis(rdb), anyBucket).Allow(context.Background()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
 	}
 }
 

@@ -40,12 +40,13 @@ func FailOpen() Fallback { return Fallback{mode: failOpen} }
 // then a *StoreError, and matches the context's. It asks again only after failures that prove that nothing was charged: if
 // a reply was lost the error says Unknown and is returned at once, for a second charge is not the limiter's to make. The
 // other verbs fail as with FailClosed. Callers who wait like that have no place in line: theirs is given out when Redis is
-// back.
+// back. WithMaxWait cuts no call short that may have charged: while Redis hangs, the client's timeouts count.
 func KeepWaiting() Fallback { return Fallback{mode: keepWaiting} }
 
 // Local decides in process, by the same algorithm with a share of what it grants: algos.Share says how each is divided. For
 // a fleet of N processes that see about the same traffic take 1.0/N, for which the fleet together grants no more than the
-// limit. Local(1) gives each process the whole limit, as go-zero's TokenLimiter does, so that a fleet of N grants up to N
+// limit in the long run. Each of them grants at least one permit at once, though (and a WarmUp one request of any size), so
+// where the burst is smaller than the fleet the fleet's is N; and in each window of a calendar. Local(1) gives each process the whole limit, as go-zero's TokenLimiter does, so that a fleet of N grants up to N
 // times the limit; it is right where each key's requests all go to one process.
 //
 // The share is at least 1/10,000 and at most 1, and taken as a fraction with a denominator of at most 10,000: 1.0/3 is a
@@ -55,7 +56,8 @@ func KeepWaiting() Fallback { return Fallback{mode: keepWaiting} }
 // process begins an outage with a full share, whatever it was granted before, and what it grants is not charged in Redis
 // afterwards: at each change of sides, out and back, up to one burst (or window) of the side that takes over comes on top
 // of what the other has granted and of reservations that lie ahead. What was counted in process stays until it would have
-// expired, so that changing sides often grants no more than that.
+// expired, so that changing sides often grants no second burst; but each side refills by its own rate all the while, so a
+// Redis that fails and answers by turns grants its rate and the share of it together.
 //
 // At most 50,000 keys of a limiter are counted at a time. A request for another one, or for more permits than the share
 // ever grants at once, gets the *StoreError of FailClosed: no key that is counted makes room for one that is not.
@@ -66,9 +68,11 @@ func Local(share float64) Fallback { return Fallback{mode: local, share: share} 
 // WithFallback says what the limiter does when Redis is out, instead of failing each time.
 //
 // A decision then waits for Redis for so long as WithStoreTimeout says. When calls fail several times in a row and for a
-// tenth of a second nothing is answered, decisions no longer ask Redis at all, and a goroutine looks for its return, by a
-// SET of a key of its own that expires at once, at most 1.5 s apart. One looks for all limiters of a Store. When it finds
-// Redis, or anybody's call is answered, decisions go back. WithLogger logs both changes.
+// tenth of a second nothing is answered, decisions no longer ask Redis at all; when they were only slow, after the longest
+// time that a limiter of the Store waits. A goroutine then looks for its return, by a SET of a key of its own that expires
+// at once, in the hash slot that failed, at most 1.5 s apart. One looks for all limiters of a Store. When it finds Redis, or
+// anybody's call is answered, decisions go back. WithLogger logs both changes. A probe that hangs ends by the client's
+// timeouts, after Close too; while three do, there is no further one.
 //
 // Redis is out when connections are refused or break, when calls or the client's pool time out, and when it replies
 // LOADING, BUSY, READONLY, CLUSTERDOWN, MASTERDOWN, NOREPLICAS, TRYAGAIN, OOM, MISCONF, or that it has too many clients.
@@ -90,7 +94,7 @@ func WithFallback(fallback Fallback) Option {
 	}
 }
 
-// WithStoreTimeout is how long a decision waits for Redis before it counts as failed; for FailOpen and Local, half of the
+// WithStoreTimeout is how long a decision waits for Redis, in all its calls, before it counts as failed; for FailOpen and Local, half of the
 // time until the context's deadline too, if that is less. d is above 0. With WithFallback the default is a quarter of a
 // second; for KeepWaiting there is none, since a call that is cut short may have charged. On its own it makes the limiter
 // one with FailClosed.
@@ -121,13 +125,6 @@ type fallback struct {
 	closed  atomic.Bool
 }
 
-// scaled is what the last plan became by the share.
-type scaled struct {
-	from *plan
-	plan *plan
-	err  error
-}
-
 // fallBack puts a fallback around the limiter's store, if an option asked for it and the store can fail. base is the store
 // innermost.
 func (l *Limiter) fallBack(base Store) error {
@@ -150,7 +147,7 @@ func (l *Limiter) fallBack(base Store) error {
 			}
 		}
 	}
-	f.circuit.join()
+	f.circuit.join(f.timeout)
 	l.store = f
 	return nil
 }
@@ -196,14 +193,39 @@ func (f *fallback) terms(ctx context.Context, key string, c change) (text string
 
 // within is the time that a call may take.
 func (f *fallback) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	until, ok := ctx.Value(budget{f}).(time.Time)
+	if !ok {
+		until, ok = f.until(ctx)
+	}
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, time.Until(until))
+}
+
+// until is when a decision that begins now is made without Redis, if ever.
+func (f *fallback) until(ctx context.Context) (until time.Time, ok bool) {
+	if f.timeout == 0 {
+		return time.Time{}, false
+	}
 	limit := f.timeout
 	if deadline, ok := ctx.Deadline(); ok && (f.mode == failOpen || f.mode == local) {
 		limit = min(limit, time.Until(deadline)/2)
 	}
-	if limit == 0 {
-		return ctx, func() {}
+	return time.Now().Add(limit), true
+}
+
+// A budget names, in a context, until when the calls of one decision may take together.
+type budget struct{ *fallback }
+
+// budgeted is the context for a decision that may take several calls.
+func (l *Limiter) budgeted(ctx context.Context) context.Context {
+	if f, ok := l.store.(*fallback); ok {
+		if until, ok := f.until(ctx); ok {
+			return context.WithValue(ctx, budget{f}, until)
+		}
 	}
-	return context.WithTimeout(ctx, limit)
+	return ctx
 }
 
 // failure is an error that means that Redis is out, if the caller's own context has not ended; nil for all others.
@@ -223,7 +245,7 @@ func (*fallback) failure(within context.Context, err error) *StoreError {
 // noteSlow tells the circuit of a call that nobody waited for any longer; of others it has heard.
 func (f *fallback) noteSlow(key string, failure *StoreError) {
 	if errors.Is(failure.Err, errSlow) {
-		f.circuit.failed(f.observer, key, errSlow, max(f.timeout, silence))
+		f.circuit.failed(f.observer, key, errSlow)
 	}
 }
 
@@ -240,37 +262,6 @@ func (f *fallback) without(ctx context.Context, p *plan, key string, request dri
 		return g, nil
 	}
 	return grant{}, cause
-}
-
-// errTooMany is of requests that wait for Redis, whoever decides meanwhile.
-var errTooMany = errors.New("this process's share of the limit never grants so many permits at once")
-
-func (f *fallback) locally(ctx context.Context, p *plan, key string, request driver.Request) (grant, error) {
-	share, err := f.share(p)
-	if err != nil {
-		return grant{}, err
-	}
-	if request.Cost > int64(share.rule.Max()) {
-		return grant{}, errTooMany
-	}
-	request.Bound = min(request.Bound, share.rule.Horizon(request.Cost))
-	return f.local.decide(ctx, share, key, request, 0)
-}
-
-// share is the plan by the process's share of what p grants.
-func (f *fallback) share(p *plan) (*plan, error) {
-	if last := f.scaled.Load(); last != nil && last.from == p {
-		return last.plan, last.err
-	}
-	s := &scaled{from: p}
-	var algorithm algos.Algorithm
-	if algorithm, s.err = algos.Share(p.algorithm, f.part, f.of); s.err == nil {
-		if s.plan, s.err = newPlan(algorithm); s.err == nil {
-			s.plan.observer = p.observer
-		}
-	}
-	f.scaled.Store(s)
-	return s.plan, s.err
 }
 
 // open admits a request.
@@ -291,11 +282,18 @@ func (openStore) decide(_ context.Context, _ *plan, _ string, request driver.Req
 	return grant{Reply: driver.Reply{Wait: -request.Cost}}, nil
 }
 
-// unseen decides a request to a shared limiter whose terms could not be read, for the reason that is given.
-func (l *Limiter) unseen(n int, bound int64, reason error) (grant, error) {
+// degraded tells whether it was an outage that kept the terms from being read, in which the limiter decides by those that
+// the process saw last.
+func (l *Limiter) degraded(reason error) bool {
 	f, ok := l.store.(*fallback)
 	failure, failed := errors.AsType[*StoreError](reason)
-	if !ok || f.mode != failOpen || !failed || !isOutage(failure.Err) {
+	return ok && failed && (f.mode == failOpen || f.mode == local) && isOutage(failure.Err)
+}
+
+// unseen decides a request to a shared limiter whose terms could not be read, for the reason that is given.
+func (l *Limiter) unseen(n int, bound int64, reason error) (grant, error) {
+	f, _ := l.store.(*fallback)
+	if !l.degraded(reason) || f.mode != failOpen {
 		return grant{}, reason
 	}
 	rule, err := algos.TokenBucket{Rate: 1, Per: time.Microsecond, Burst: 1}.Rule()
@@ -312,16 +310,22 @@ type unknownRule struct{ algos.Rule }
 func (unknownRule) Name() string                           { return "" }
 func (unknownRule) Rate() (permits int, per time.Duration) { return 0, time.Second }
 
+// lastAttempt names, in a context, when a Wait no longer asks a Redis that cannot serve.
+type lastAttempt struct{}
+
 // patiently calls wait until the store does not fail, or may have charged, or the time is up, which wait is told. A
 // negative time has no end.
-func (f *fallback) patiently(ctx context.Context, most time.Duration, wait func(most time.Duration) error) error {
+func (f *fallback) patiently(ctx context.Context, most time.Duration, wait func(ctx context.Context, most time.Duration) error) error {
 	began := time.Now()
+	if most >= 0 {
+		ctx = context.WithValue(ctx, lastAttempt{}, began.Add(most))
+	}
 	for pauses := newPauses(); ; {
 		left := most
 		if most >= 0 {
 			left = max(most-time.Since(began), 0)
 		}
-		err := wait(left)
+		err := wait(ctx, left)
 		failure, ok := errors.AsType[*StoreError](err)
 		if !ok || failure.Unknown || !isOutage(failure.Err) || f.closed.Load() {
 			return err
@@ -331,7 +335,7 @@ func (f *fallback) patiently(ctx context.Context, most time.Duration, wait func(
 			if left == 0 {
 				return err
 			}
-			next = min(next, left)
+			next = min(next, max(most-time.Since(began), 0)) // the attempt took its time, too
 		}
 		var over chan struct{}
 		if o := f.circuit.now(); o != nil {
@@ -362,25 +366,4 @@ func (f *fallback) close(ctx context.Context) error {
 		err = f.circuit.leave(ctx)
 	}
 	return errors.Join(err, f.Store.close(ctx))
-}
-
-// maxDenominator is of a share.
-const maxDenominator = 10_000
-
-// fraction is the nearest one to a share, by its continued fraction.
-func fraction(share float64) (part, of int) {
-	before, part, of, last := 0, 1, 0, 1
-	for {
-		whole := int(share)
-		next := whole*of + last
-		if next > maxDenominator {
-			return part, of
-		}
-		before, part, of, last = part, whole*part+before, next, of
-		rest := share - float64(whole)
-		if rest < 1e-9 {
-			return part, of
-		}
-		share = 1 / rest
-	}
 }

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
 )
@@ -163,6 +165,66 @@ func TestAnOpenReservation(t *testing.T) {
 		}
 		if err := l.Reset(context.Background()); err == nil {
 			t.Error("a Reset needs Redis")
+		}
+	})
+}
+
+// A shared limiter's decision may take two calls, and has one budget for both.
+func TestASharedDecisionHasOneBudget(t *testing.T) {
+	text, err := algos.Terms(anyBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, deadline := range map[string]time.Duration{"by default": time.Hour, "half of the caller's": 400 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				rdb := answering(t, func(_ context.Context, cmd redis.Cmder) error {
+					if terms, ok := cmd.(*redis.SliceCmd); ok {
+						time.Sleep(150 * time.Millisecond)
+						terms.SetVal([]any{"MARKMARK " + text, int64(0)})
+						return nil
+					}
+					time.Sleep(time.Second)
+					return &net.OpError{Op: "read", Err: errTimeout{}}
+				})
+				s, err := headgate.NewShared(headgate.Redis(rdb), "k", headgate.WithFallback(headgate.FailOpen()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), deadline)
+				defer cancel()
+				began := time.Now()
+				d, err := s.Allow(ctx)
+				want := min(250*time.Millisecond, deadline/2)
+				if took := time.Since(began); took != want || err != nil || d.Limit != anyBucket.Burst || d.Source != headgate.SourceOpen {
+					t.Errorf("after %v: %+v, %v; want it after %v", took, d, err, want)
+				}
+				closing(t, &s.Limiter)
+				time.Sleep(time.Second)
+			})
+		})
+	}
+}
+
+// A Redis that loads its data is asked until WithMaxWait has passed, and no longer.
+func TestKeepWaitingWhileRedisLoads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb, f := faulty(t)
+		f.set(replied("LOADING Redis is loading the dataset in memory"))
+		l := newLimiter(t, headgate.Redis(rdb), anyBucket, headgate.WithFallback(headgate.KeepWaiting()), headgate.WithMaxWait(100*time.Millisecond))
+		defer closing(t, l)
+		for range 2 { // one alone, and two who share a call
+			began := time.Now()
+			both := make(chan error, 2)
+			for range cap(both) {
+				go func() { both <- l.Wait(context.Background()) }()
+			}
+			for range cap(both) {
+				wantUnknown(t, <-both, false)
+			}
+			if took := time.Since(began); took != 100*time.Millisecond {
+				t.Errorf("it took %v", took)
+			}
 		}
 	})
 }

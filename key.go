@@ -38,11 +38,8 @@ func storedKey(prefix, path, suffix string) string {
 	return prefix + ":{" + shorten(path) + "}:" + suffix
 }
 
-// prefixOf is the prefix of a stored key.
-func prefixOf(key string) string {
-	prefix, _, _ := strings.Cut(key, ":{")
-	return prefix
-}
+// slotOf is what a stored key begins with, up to the end of what names its hash slot.
+func slotOf(key string) string { return key[:strings.LastIndexByte(key, '}')+1] }
 
 func shorten(path string) string {
 	if len(path) > maxPath {

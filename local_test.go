@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
 )
@@ -114,8 +116,12 @@ func TestALocalReservationIsCancelledLocally(t *testing.T) {
 // SweetSophia/noosphere #276: a full table denies the unknown, and evicts nobody.
 func TestLocalStateIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rdb, f := faulty(t)
-		f.set(refused)
+		rdb := answering(t, func(_ context.Context, cmd redis.Cmder) error {
+			if cmd.Name() == "del" {
+				return nil
+			}
+			return refused
+		})
 		l := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1, Per: time.Minute, Burst: 2}, headgate.WithFallback(headgate.Local(1)))
 		defer closing(t, l)
 		const most = 50_000
@@ -132,6 +138,17 @@ func TestLocalStateIsBounded(t *testing.T) {
 		}
 		if d := allowN(t, hot, 1); d.Allowed {
 			t.Errorf("a hot key was forgotten: %+v", d)
+		}
+		r, err := l.For("0").ReserveN(context.Background(), 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.For("0").Reset(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		allowN(t, l.For("in its place"), 1)
+		if err := r.Cancel(context.Background()); err != nil { // which takes no place, and finds nothing
+			t.Errorf("Cancel: %v", err)
 		}
 		time.Sleep(time.Minute + time.Second) // all but the hot one are as new
 		if d := allowN(t, l.For("one more"), 1); !d.Allowed {
@@ -163,6 +180,10 @@ func TestASharedLimiterWithoutRedis(t *testing.T) {
 	if d := allowN(t, &local.Limiter, 1); d.Source != headgate.SourceRedis || d.Limit != 8 {
 		t.Fatalf("%+v", d)
 	}
+	known := shared(headgate.FailOpen())
+	allowN(t, &known.Limiter, 1)
+	closed := shared(headgate.FailClosed())
+	allowN(t, &closed.Limiter, 1)
 	f.set(refused)
 	if d := allowN(t, local.For("a"), 4); !d.Allowed || d.Source != headgate.SourceLocal || d.Limit != 4 {
 		t.Errorf("%+v", d)
@@ -188,6 +209,13 @@ func TestASharedLimiterWithoutRedis(t *testing.T) {
 	if _, err := open.Rate(ctx); err == nil {
 		t.Error("parameters that nobody has seen were read")
 	}
+	for _, seen := range []*headgate.Shared{known, local} {
+		if d, err := seen.AllowN(ctx, 9); !errors.Is(err, headgate.ErrNeverAllowed) {
+			t.Errorf("more than the burst that was seen: %+v, %v", d, err)
+		}
+	}
+	_, err := closed.AllowN(ctx, 9)
+	wantUnknown(t, err, false)
 	r, err := open.Reserve(ctx)
 	if err != nil {
 		t.Fatal(err)

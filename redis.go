@@ -2,7 +2,6 @@ package headgate
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"log/slog"
 	"reflect"
@@ -33,7 +32,7 @@ func Redis(client redis.UniversalClient, opts ...RedisOption) Store {
 	}
 	s := &redisStore{client: client, lines: lines{calls: make(map[line]underWay)}, outbox: outbox{client: client}}
 	s.lines.serve = s.serve
-	s.circuit.probe = s.probe
+	s.circuit.probe, s.circuit.base = s.probe, time.Now()
 	for _, opt := range opts {
 		if opt != nil {
 			opt(s)
@@ -61,7 +60,8 @@ func Unbatched() RedisOption {
 }
 
 // WithLogger has told when Redis is out, as a warning, and when it answers again. Decisions are not logged, and no text
-// holds a key. Only limiters with WithFallback or WithStoreTimeout know of outages. For nil, as without it, nothing is.
+// holds a key. Only limiters with WithFallback or WithStoreTimeout know of outages. No decision waits for the handler; if it
+// panics, that line is lost. For nil, as without it, nothing is logged.
 func WithLogger(logger *slog.Logger) RedisOption {
 	return func(s *redisStore) { s.circuit.logger = logger }
 }
@@ -112,8 +112,8 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 // wrong: parameters that are dates then follow the server's. The hook is told of the callers that share the call.
 func (s *redisStore) call(ctx context.Context, at line, requests []driver.Request, callers []context.Context) (n []int64, err error) {
 	if s.circuit.watched() {
-		s.circuit.begin()
-		defer func() { s.circuit.end(ctx, at.plan.observer, at.key, err) }()
+		first := s.circuit.begin()
+		defer func() { s.circuit.end(first, at.plan.observer, at.key, err) }()
 	}
 	if slices.ContainsFunc(requests, func(r driver.Request) bool { return r.Cost < 0 }) {
 		defer s.denials.forget(at.key)
@@ -170,6 +170,24 @@ type scriptCall struct {
 	callers   []context.Context // who share it, if there is more than one
 }
 
+// until is when the last of those who share the call asks no more, if all of them said.
+func (s scriptCall) until(ctx context.Context) (last time.Time, ok bool) {
+	callers := s.callers
+	if len(callers) == 0 {
+		callers = []context.Context{ctx}
+	}
+	for _, caller := range callers {
+		until, said := caller.Value(lastAttempt{}).(time.Time)
+		if !said {
+			return time.Time{}, false
+		}
+		if until.After(last) {
+			last = until
+		}
+	}
+	return last, true
+}
+
 // eval runs a script, whose EVALSHA the arguments are. It is sent again only after an answer that proves that it did not
 // run: NOSCRIPT, and for two seconds LOADING (the server has just started) and TRYAGAIN (a cluster is moving the keys).
 // The hook is told of each.
@@ -185,7 +203,7 @@ func eval[T any](ctx context.Context, script scriptCall, args []any, run func(co
 				pauses = backoff.NewExponentialBackOff(backoff.WithInitialInterval(5*time.Millisecond), backoff.WithMaxElapsedTime(2*time.Second))
 			}
 			pause := pauses.NextBackOff()
-			if pause == backoff.Stop {
+			if until, ok := script.until(ctx); pause == backoff.Stop || ok && time.Until(until) < pause {
 				return reply, err
 			}
 			select {
@@ -262,10 +280,17 @@ func (s *redisStore) reset(ctx context.Context, key string) error {
 	return nil
 }
 
-// probe asks Redis whether it serves, by writing a key of nobody's in whatever hash slot.
-func (s *redisStore) probe(ctx context.Context, prefix string) error {
+// probe asks Redis whether it serves, by writing a key of nobody's in a hash slot that was not served: another node of a
+// cluster may answer all the while. It does not while too many others hang.
+func (s *redisStore) probe(ctx context.Context, slot string) error {
+	underWay := &s.circuit.probes
+	if underWay.Add(1) > fewProbes {
+		underWay.Add(-1)
+		return errSlow
+	}
 	_, err := bounded(ctx, func(ctx context.Context) (string, error) {
-		cmd := redis.NewStatusCmd(ctx, "set", storedKey(prefix, rand.Text(), "probe"), "", "px", 1)
+		defer underWay.Add(-1)
+		cmd := redis.NewStatusCmd(ctx, "set", slot+":probe", "", "px", 1)
 		_ = s.client.Process(ctx, once{cmd})
 		return cmd.Result()
 	})

@@ -185,6 +185,7 @@ func (l *Limiter) stateKey(p *plan) string {
 
 // decideShared decides by the terms that are stored, whatever this process believes them to be.
 func (l *Limiter) decideShared(ctx context.Context, n int, bound int64, g *grant) error {
+	ctx = l.budgeted(ctx)
 	p := l.shared.plan.Load()
 	var err error
 	for {
@@ -202,8 +203,11 @@ func (l *Limiter) decideShared(ctx context.Context, n int, bound int64, g *grant
 			}
 		case errors.Is(err, ErrNeverAllowed): // unless the limit was raised meanwhile
 			now, readErr := l.refresh(ctx)
-			if readErr != nil {
+			if readErr != nil && !l.degraded(readErr) {
 				return readErr
+			}
+			if readErr != nil {
+				return err
 			}
 			if now.terms == p.terms {
 				return err

@@ -43,8 +43,8 @@ func (s *redisStore) terms(ctx context.Context, key string, c change) (text stri
 	}
 	reply, err := bounded(ctx, func(ctx context.Context) (reply []any, err error) {
 		if s.circuit.watched() {
-			s.circuit.begin()
-			defer func() { s.circuit.end(ctx, c.observer, key, err) }()
+			first := s.circuit.begin()
+			defer func() { s.circuit.end(first, c.observer, key, err) }()
 		}
 		return eval(ctx, scriptCall{observer: &c.observer, source: termsScript.Source}, args, run)
 	})

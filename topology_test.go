@@ -3,9 +3,11 @@ package headgate_test
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/url"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -86,14 +88,38 @@ func TestAServerThatNobodyVouchesForIsNotAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rdb := redis.NewClient(&redis.Options{Addr: server.Addr, TLSConfig: config, MaxRetries: -1, DialerRetries: 1})
 			defer rdb.Close()
-			d, err := newLimiter(t, headgate.Redis(rdb), slow).Allow(context.Background())
-			if err == nil || d.Allowed {
+			l := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithFallback(headgate.FailOpen()), headgate.WithStoreTimeout(time.Minute))
+			defer closing(t, l)
+			d, err := l.Allow(context.Background())
+			if !errors.Is(err, headgate.ErrMisconfigured) || d.Allowed {
 				t.Errorf("%+v, %v", d, err)
 			}
 		})
 	}
 	if n := server.Calls("evalsha") + server.Calls("eval"); n != 0 {
 		t.Errorf("%d calls", n)
+	}
+}
+
+// A Ring that takes any reply for a sign of life shows a wrong password, as docs/operations.md says.
+func TestARingWithAWrongPassword(t *testing.T) {
+	server := redistest.Start(t, "--requirepass", "right")
+	rdb := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"a": server.Addr}, Password: "wrong", HeartbeatFrequency: 10 * time.Millisecond,
+		HeartbeatFn: func(ctx context.Context, shard *redis.Client) bool {
+			err := shard.Ping(ctx).Err()
+			_, replied := errors.AsType[redis.Error](err)
+			return err == nil || replied || errors.Is(err, redis.ErrPoolTimeout)
+		},
+	})
+	defer rdb.Close()
+	l := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithFallback(headgate.FailOpen()), headgate.WithStoreTimeout(time.Minute))
+	defer closing(t, l)
+	for range 30 { // some heartbeats
+		if d, err := l.Allow(context.Background()); !errors.Is(err, headgate.ErrMisconfigured) {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

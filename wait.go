@@ -36,7 +36,7 @@ func (l *Limiter) wait(ctx context.Context, r *Reservation, n int) (d Decision, 
 	if !ok || f.mode != keepWaiting {
 		return l.waitOnce(ctx, r, n, l.maxWait)
 	}
-	err = f.patiently(ctx, l.maxWait, func(most time.Duration) (err error) {
+	err = f.patiently(ctx, l.maxWait, func(ctx context.Context, most time.Duration) (err error) {
 		d, slept, err = l.waitOnce(ctx, r, n, most)
 		return err
 	})

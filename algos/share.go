@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Share is an algorithm with part/of of what it grants, for one of several that decide each by itself. All of them
-// together then grant what the algorithm does, and where that does not come out even rather less:
+// Share is an algorithm with part/of of what it grants, for one of several that decide each by itself. In the long
+// run all of them together then grant what the algorithm does, and where that does not come out even rather less:
 //
 //   - TokenBucket, Funnel, LeakyBucket and WarmUp: the rate times part/of. Burst, Capacity (of the LeakyBucket with the
 //     one that departs) are multiplied too and rounded down, to at least 1; a WarmUp's Period and ColdFactor stay.
@@ -15,9 +15,13 @@ import (
 //   - CalendarWindow, and FixedWindow with a Location: the Limit times part/of, rounded down, to at least 1. There can be
 //     no longer window, so more than Limit shares grant more than the Limit together: one each.
 //
-// A rate that cannot be held exactly becomes the next lower one that can, which differs by less than a millionth. The
-// error matches ErrInvalid: if part/of is not above 0 and at most 1, of is above 10,000, nothing so slow can be held, or
-// the algorithm is not one of this package. A share of 1/1 is the algorithm itself, whosever it is.
+// A rate that cannot be held exactly becomes the next lower one that can: up to a million permits a second it differs by
+// less than a millionth, and always by less than one part in 8,000. The error matches ErrInvalid: if part/of is not above 0
+// and at most 1, of is above 10,000, nothing so slow can be held, or the algorithm is not one of this package. A share of
+// 1/1 is the algorithm itself, whosever it is.
+//
+// One permit is the least that each grants at once, and a WarmUp grants one request of any size: of those there is one in
+// each share, however small the limit.
 func Share(algorithm Algorithm, part, of int) (Algorithm, error) {
 	switch {
 	case algorithm == nil:

@@ -114,11 +114,14 @@ func TestSharesAddUpToTheWhole(t *testing.T) {
 			t.Fatalf("a share of %d/%d of %+v is more: %+v", part, of, whole, share)
 		}
 		least := new(big.Rat).Mul(exact, big.NewRat(999_999, 1_000_000))
+		if rate(rule).Cmp(big.NewRat(1_000_000, int64(time.Second))) > 0 {
+			least.Mul(exact, big.NewRat(7_999, 8_000))
+		}
 		switch whole.(type) {
 		case algos.FixedWindow, algos.SlidingLog, algos.SlidingWindow: // whose limits are whole numbers
 			least.Quo(exact, big.NewRat(2, 1))
 		}
-		if got.Cmp(least) < 0 && per > time.Second {
+		if got.Cmp(least) < 0 {
 			t.Fatalf("a share of %d/%d of %+v is much less: %+v", part, of, whole, share)
 		}
 		if _, storing := whole.(algos.WarmUp); !storing && its.Limit() > 1 && its.Limit()*of > rule.Limit()*part {

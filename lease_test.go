@@ -277,64 +277,6 @@ func TestWhatIsCancelledGoesBackToTheLease(t *testing.T) {
 	})
 }
 
-// A lease that fills a hole decays as the hole's places begin, which is before the end of the line comes near.
-func TestALeaseOfAHoleDecaysWithTheHole(t *testing.T) {
-	ctx := context.Background()
-	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
-		all := processes(t, rdb, 2, algos.TokenBucket{Rate: 1, Per: tick, Burst: 20}, headgate.WithLease(2))
-		defer closeAll(t, all)
-		start := time.Now()
-		plain := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 20})
-		allowN(t, plain, 20)
-		hole, err := plain.ReserveN(ctx, 8)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := plain.ReserveN(ctx, 4); err != nil { // the line ends at 32 ticks
-			t.Fatal(err)
-		}
-		sleepUntil(start, 8*tick-time.Microsecond)
-		cancel(t, hole) // its places begin at 20 to 27 ticks
-		sleepUntil(start, 8*tick)
-		lease := func(l *headgate.Limiter) { // takes one, and two leases of two, of which it uses one
-			for range 2 {
-				if d := allowN(t, l, 1); !d.Allowed {
-					t.Fatalf("%+v", d)
-				}
-				synctest.Wait()
-			}
-		}
-		sleepUntil(start, 13*tick)
-		lease(all[0])
-		sleepUntil(start, 16*tick)
-		lease(all[1]) // the second lease is at the end of the line
-		sleepUntil(start, 30*tick)
-		if n := useUp(t, []*headgate.Limiter{all[0], all[1], plain}); n != 18 { // four are owed, and two of them are held
-			t.Errorf("%d at once", n)
-		}
-	})
-}
-
-// Where a lease is refused, nothing is fetched until it can be there.
-func TestALimitThatIsUsedUpIsNotAskedForLeases(t *testing.T) {
-	inRedisTime(t, func(t *testing.T, server *redistest.Server, rdb *redis.Client) {
-		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 40}, headgate.WithLease(8))
-		defer closeAll(t, []*headgate.Limiter{l})
-		useUp(t, []*headgate.Limiter{l})
-		synctest.Wait()
-		before := server.Calls("evalsha")
-		for range 50 {
-			if allowN(t, l, 1).Allowed {
-				t.Fatal("there is nothing left")
-			}
-			synctest.Wait()
-		}
-		if calls := server.Calls("evalsha") - before; calls > 54 { // four, as the lease shrinks to one
-			t.Errorf("%d calls", calls)
-		}
-	})
-}
-
 func TestAResetForgetsTheLease(t *testing.T) {
 	ctx := context.Background()
 	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
@@ -353,65 +295,6 @@ func TestAResetForgetsTheLease(t *testing.T) {
 			t.Errorf("%d admitted by a limiter that is as new", total)
 		}
 	})
-}
-
-// A key that is asked for now and then is left alone, and one that nobody asks for any more is forgotten.
-func TestOnlyHotKeysAreLeased(t *testing.T) {
-	inRedisTime(t, func(t *testing.T, server *redistest.Server, rdb *redis.Client) {
-		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 40}, headgate.WithLease(8))
-		defer closeAll(t, []*headgate.Limiter{l})
-		for i := range 5 {
-			if d := allowN(t, l.For("now and then"), 1); d.Source != headgate.SourceRedis || d.Remaining != 39-i {
-				t.Errorf("%+v", d)
-			}
-			synctest.Wait()
-			time.Sleep(time.Second)
-		}
-		if calls := server.Calls("evalsha") + server.Calls("eval"); calls != 6 { // the first finds no script
-			t.Errorf("%d calls", calls)
-		}
-	})
-}
-
-func TestALeaseNeedsALimitThatCanBeHeld(t *testing.T) {
-	rdb := redis.NewClient(&redis.Options{})
-	defer rdb.Close()
-	store := headgate.Redis(rdb)
-	bucket := algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 10}
-	for name, build := range map[string]func() error{
-		"of one permit": func() error {
-			_, err := headgate.New(store, "k", bucket, headgate.WithLease(1))
-			return err
-		},
-		"of more than the burst": func() error {
-			_, err := headgate.New(store, "k", bucket, headgate.WithLease(11))
-			return err
-		},
-		"under a sliding log": func() error {
-			_, err := headgate.New(store, "k", algos.SlidingLog{Limit: 100, Window: time.Second}, headgate.WithLease(10))
-			return err
-		},
-		"under parameters that may change": func() error {
-			_, err := headgate.NewShared(store, "k", headgate.WithLease(10))
-			return err
-		},
-	} {
-		if err := build(); !errors.Is(err, headgate.ErrInvalid) {
-			t.Errorf("a lease %s: %v", name, err)
-		}
-	}
-	l := newLimiter(t, headgate.Memory(), bucket, headgate.WithLease(10))
-	for range 10 {
-		if d := allowN(t, l, 1); d.Source != headgate.SourceMemory {
-			t.Errorf("%+v", d)
-		}
-	}
-	if err := l.Close(context.Background()); err != nil {
-		t.Error(err)
-	}
-	if err := new(headgate.Limiter).Close(context.Background()); !errors.Is(err, headgate.ErrInvalid) {
-		t.Errorf("closing what New did not make: %v", err)
-	}
 }
 
 // Callers of four processes, who come and go at random, share a burst that does not come back: as many are admitted as it

@@ -220,18 +220,19 @@ func (c *circuit) tell() {
 	go func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		for ; len(c.news) > 0; c.mu.Lock() {
+		defer func() { c.telling = false }()
+		for len(c.news) > 0 {
 			next := c.news[0]
 			c.news = c.news[1:]
-			c.mu.Unlock()
-			attempt(next)
+			c.attempt(next)
 		}
-		c.telling = false
 	}()
 }
 
-// attempt calls a hook or handler of the user's, whose panic nobody but this goroutine could recover from.
-func attempt(f func()) {
+// attempt calls a hook or handler of the user's without mu, whose panic nobody but this goroutine could recover from.
+func (c *circuit) attempt(f func()) {
+	c.mu.Unlock()
+	defer c.mu.Lock()
 	defer func() { _ = recover() }()
 	f()
 }

@@ -142,6 +142,7 @@ func TestAForgottenLimiterLeavesNoGoroutine(t *testing.T) {
 		if d := allowN(t, l, 1); d.Source != headgate.SourceOpen {
 			t.Errorf("%+v", d)
 		}
+		synctest.Wait()
 		if n := probers(); n != 1 {
 			t.Errorf("%d goroutines look for Redis", n)
 		}

@@ -117,10 +117,6 @@ func (l *Limiter) begin(ctx context.Context, verb Verb, cost int) (context.Conte
 	if l.hook == nil {
 		return ctx, nil
 	}
-	return l.begun(ctx, verb, cost)
-}
-
-func (l *Limiter) begun(ctx context.Context, verb Verb, cost int) (context.Context, func(Outcome)) {
 	return l.tell(ctx, Operation{Verb: verb, Algorithm: l.algorithm(), Key: l.path, Cost: cost})
 }
 

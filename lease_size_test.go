@@ -55,7 +55,7 @@ func TestALeaseNeedsALimitThatCanBeHeld(t *testing.T) {
 	}
 }
 
-// A key that is asked for now and then is left alone, and one that nobody asks for any more is forgotten.
+// A key that is asked for now and then is left alone.
 func TestOnlyHotKeysAreLeased(t *testing.T) {
 	inRedisTime(t, func(t *testing.T, server *redistest.Server, rdb *redis.Client) {
 		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 40}, headgate.WithLease(8))

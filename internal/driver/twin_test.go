@@ -211,6 +211,7 @@ func twins(t *rapid.T, of subject, s server, expires bool) {
 		bytesAfter, untilAfter := s.stored()
 		healed := until == -1
 		if healed && bytes != bytesAfter && !wrote { // the Lua saved, to heal the TTL
+			p.state.Load(x.rule, instant)
 			p.state.Save()
 			wrote = true
 		}

@@ -155,7 +155,7 @@ func (l *lender) fetch(h *lent, size int64, arrived func()) {
 	h.mu.Unlock()
 	began := l.now()
 	ask := []driver.Request{{Cost: 1, Bound: driver.Ask}, {Cost: size}} // the first tells how long the line is
-	n, err := l.call(context.Background(), line{l.plan, h.key}, ask, nil)
+	replies, err := l.call(context.Background(), line{l.plan, h.key}, ask, nil)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.coming = nil
@@ -163,7 +163,7 @@ func (l *lender) fetch(h *lent, size int64, arrived func()) {
 		h.not = l.now() + leaseAgain.Microseconds()
 		return
 	}
-	before, reply := driver.ParseReply(n), driver.ParseReply(n[driver.Integers:])
+	before, reply := replies.At(0), replies.At(1)
 	if reply.Wait < 0 {
 		h.size = max(size/4, 1) // the next one is of twice that
 		h.not = began + min(-reply.Wait, leaseAgain.Microseconds())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,7 +32,7 @@ type line struct {
 
 // lines has an entry for each line with a call under way.
 type lines struct {
-	serve func(line, []*caller) // makes calls for a batch and for those who come meanwhile
+	serve func(line, *batch) // makes calls for a batch and for those who come meanwhile
 
 	mu    sync.Mutex
 	calls map[line]underWay // nil if nothing is merged
@@ -39,16 +40,30 @@ type lines struct {
 
 // underWay is since when a call is, and who waits for it to end.
 type underWay struct {
-	since   time.Time
-	waiting []*caller
-	overdue *time.Timer // while somebody waits: serves them if the call takes too long
+	since time.Time
+	queue *queue // nil if nobody waits
+}
+
+// A queue is those who wait for a call to end.
+type queue struct {
+	batches []*batch    // none is empty; the last one takes more callers
+	overdue *time.Timer // serves them if the call takes too long
+}
+
+// A batch is callers whose requests go in one call.
+type batch struct {
+	callers []*caller
+	done    chan struct{} // closed when the call has ended, with:
+	replies driver.Replies
+	err     error
 }
 
 // A caller is a request whose goroutine waits while another one makes the call.
 type caller struct {
 	ctx     context.Context
 	request driver.Request
-	answers chan answer
+	batch   *batch
+	place   int // of the request in the call
 	state   atomic.Int32
 }
 
@@ -59,111 +74,131 @@ const (
 	settled // by the answer, or by the caller's leaving: whichever comes first
 )
 
-// An answer is what becomes of a request.
-type answer struct {
-	driver.Reply
-	err error
-}
-
-func newCaller(ctx context.Context, request driver.Request) *caller {
-	return &caller{ctx: ctx, request: request, answers: make(chan answer, 1)}
-}
-
 // ask answers one request, by a call of its own or by one that it shares.
 func (s *redisStore) ask(ctx context.Context, at line, request driver.Request) (driver.Reply, error) {
-	c, batch := s.lines.join(ctx, at, request)
-	if batch != nil {
-		go s.serve(at, batch)
+	c, b := s.lines.join(ctx, at, request)
+	if b != nil {
+		go s.serve(at, b)
 	}
 	if c != nil {
 		return c.wait()
 	}
 	defer func() { // whatever becomes of this goroutine
-		if batch := s.lines.next(at); batch != nil {
-			go s.serve(at, batch)
+		if b := s.lines.next(at); b != nil {
+			go s.serve(at, b)
 		}
 	}()
-	n, err := s.call(ctx, at, []driver.Request{request}, nil)
+	replies, err := s.call(ctx, at, []driver.Request{request}, nil)
 	if err != nil {
 		return driver.Reply{}, err
 	}
-	return driver.ParseReply(n), nil
+	return replies.At(0), nil
 }
 
 // join queues a request behind the call of its line that is under way. If there is none, or it has taken too long, a new
 // one has begun: that of the batch, or if there is no batch either, of the caller itself, who cannot leave.
-func (l *lines) join(ctx context.Context, at line, request driver.Request) (c *caller, batch []*caller) {
+func (l *lines) join(ctx context.Context, at line, request driver.Request) (c *caller, b *batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	call, found := l.calls[at]
-	idle := !found || time.Since(call.since) >= patience
-	if idle && len(call.waiting) == 0 && ctx.Done() == nil {
+	idle := !found || call.queue == nil && time.Since(call.since) >= patience // those who wait have their timer
+	if idle && ctx.Done() == nil {
 		l.begin(at, nil)
 		return nil, nil
 	}
-	c = newCaller(ctx, request)
-	call.waiting = append(call.waiting, c)
+	c = &caller{ctx: ctx, request: request}
 	if idle {
-		return c, l.begin(at, call.waiting)
+		q := new(queue)
+		q.add(c)
+		return c, l.begin(at, q)
 	}
-	if call.overdue == nil {
-		call.overdue = time.AfterFunc(patience-time.Since(call.since), func() { l.rescue(at) })
+	if call.queue == nil {
+		call.queue = new(queue)
+		call.queue.overdue = time.AfterFunc(patience-time.Since(call.since), func() { l.rescue(at) })
+		l.calls[at] = call
 	}
-	l.calls[at] = call
+	call.queue.add(c)
 	return c, nil
+}
+
+// add has a caller wait with the others.
+func (q *queue) add(c *caller) {
+	last := len(q.batches) - 1
+	if last < 0 || len(q.batches[last].callers) == maxBatch {
+		q.batches = append(q.batches, &batch{done: make(chan struct{})})
+		last++
+	}
+	c.batch = q.batches[last]
+	c.batch.callers = append(c.batch.callers, c)
 }
 
 // rescue serves those who have waited too long for a call.
 func (l *lines) rescue(at line) {
 	l.mu.Lock()
-	var batch []*caller
-	if call, found := l.calls[at]; found && time.Since(call.since) >= patience {
-		batch = l.begin(at, call.waiting)
+	var b *batch
+	if call, found := l.calls[at]; found && call.queue != nil && time.Since(call.since) >= patience {
+		b = l.begin(at, call.queue)
 	}
 	l.mu.Unlock()
-	if batch != nil {
-		l.serve(at, batch)
+	if b != nil {
+		l.serve(at, b)
 	}
 }
 
 // next takes those who wait now that a call has ended. If there are none the line is idle.
-func (l *lines) next(at line) (batch []*caller) {
+func (l *lines) next(at line) (b *batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if batch = l.begin(at, l.calls[at].waiting); batch == nil {
+	if b = l.begin(at, l.calls[at].queue); b == nil {
 		delete(l.calls, at)
 	}
-	return batch
+	return b
 }
 
-// begin notes that a call is under way, and takes along as many of those who wait as it carries. Under mu.
-func (l *lines) begin(at line, waiting []*caller) (batch []*caller) {
-	for len(waiting) > 0 && len(batch) < maxBatch {
-		if c := waiting[0]; c.state.CompareAndSwap(inLine, sent) { // nobody asks for one who has left
-			batch = append(batch, c)
+// begin notes that a call is under way, and takes along the first batch of those who wait, who may be nil. Under mu.
+func (l *lines) begin(at line, q *queue) (b *batch) {
+	if q != nil {
+		if q.overdue != nil {
+			q.overdue.Stop()
 		}
-		waiting = waiting[1:]
+		for len(q.batches) > 0 && b == nil {
+			if q.batches[0].depart() {
+				b = q.batches[0]
+			}
+			q.batches = q.batches[1:]
+		}
+		if len(q.batches) == 0 {
+			q = nil
+		}
 	}
 	if l.calls == nil {
-		return batch
+		return b
 	}
-	if timer := l.calls[at].overdue; timer != nil {
-		timer.Stop()
+	if q != nil {
+		q.overdue = time.AfterFunc(patience, func() { l.rescue(at) })
 	}
-	call := underWay{since: time.Now(), waiting: waiting}
-	if len(waiting) > 0 {
-		call.overdue = time.AfterFunc(patience, func() { l.rescue(at) })
+	l.calls[at] = underWay{since: time.Now(), queue: q}
+	return b
+}
+
+// depart keeps those who are still there: nobody asks for one who has left. It tells whether there are any.
+func (b *batch) depart() bool {
+	all := b.callers
+	b.callers = b.callers[:0]
+	for _, c := range all {
+		if c.state.CompareAndSwap(inLine, sent) {
+			c.place = len(b.callers)
+			b.callers = append(b.callers, c)
+		}
 	}
-	l.calls[at] = call
-	return batch
+	return len(b.callers) > 0
 }
 
 // wait returns the answer, or leaves when the context ends, whatever the client does. What the call grants to one who
 // has left is given back.
 func (c *caller) wait() (driver.Reply, error) {
-	var a answer
 	select {
-	case a = <-c.answers:
+	case <-c.batch.done:
 	case <-c.ctx.Done():
 		if c.request.Cost < 0 { // it is sent all the same, and only its caller does not wait
 			return driver.Reply{}, c.ctx.Err()
@@ -174,53 +209,57 @@ func (c *caller) wait() (driver.Reply, error) {
 		case sent:
 			return driver.Reply{}, c.ctx.Err()
 		}
-		a = <-c.answers // it came just now
+		<-c.batch.done // it came just now
 	}
-	if a.err != nil && c.ctx.Err() != nil { // which may be why
-		return driver.Reply{}, c.ctx.Err()
+	if err := c.batch.err; err != nil {
+		if c.ctx.Err() != nil { // which may be why
+			err = c.ctx.Err()
+		}
+		return driver.Reply{}, err
 	}
-	return a.Reply, a.err
+	return c.batch.replies.At(c.place), nil
 }
 
 // errUnsent is of callers who left while they waited for a call.
 var errUnsent = errors.New("it was not sent")
 
 // serve makes a call for a batch, and others for those who have come meanwhile, until the line is idle.
-func (s *redisStore) serve(at line, batch []*caller) {
-	for ; batch != nil; batch = s.lines.next(at) {
-		s.serveBatch(at, batch)
+func (s *redisStore) serve(at line, b *batch) {
+	for ; b != nil; b = s.lines.next(at) {
+		s.serveBatch(at, b)
+		if len(b.callers) > 1 {
+			runtime.Gosched() // they may have more to ask, which goes together too
+		}
 	}
 }
 
-func (s *redisStore) serveBatch(at line, batch []*caller) {
+func (s *redisStore) serveBatch(at line, b *batch) {
 	ctx := context.Background() // it is nobody's, if there are several
 	var callers []context.Context
-	if c := batch[0]; len(batch) > 1 {
-		for _, c := range batch {
-			callers = append(callers, c.ctx)
-		}
+	if c := b.callers[0]; len(b.callers) > 1 {
+		callers = make([]context.Context, len(b.callers))
 	} else if c.request.Cost > 0 {
 		ctx = undated{c.ctx}
 	} else {
 		ctx = context.WithoutCancel(c.ctx)
 	}
-	requests := make([]driver.Request, len(batch))
-	for i, c := range batch {
+	requests := make([]driver.Request, len(b.callers))
+	for i, c := range b.callers {
 		requests[i] = c.request
+		if callers != nil {
+			callers[i] = c.ctx
+		}
 	}
-	n, err := s.call(ctx, at, requests, callers)
+	b.replies, b.err = s.call(ctx, at, requests, callers)
 	var late []late
-	for i, c := range batch {
-		a := answer{err: err}
-		if err == nil {
-			a.Reply = driver.ParseReply(n[i*driver.Integers:])
-		}
-		if c.state.CompareAndSwap(sent, settled) {
-			c.answers <- a
-		} else if err == nil && a.Wait >= 0 {
-			late = append(late, newLate(c, a.Receipt))
+	for i, c := range b.callers {
+		if !c.state.CompareAndSwap(sent, settled) && b.err == nil {
+			if reply := b.replies.At(i); reply.Wait >= 0 {
+				late = append(late, newLate(c, reply.Receipt))
+			}
 		}
 	}
+	close(b.done)
 	if late != nil {
 		s.giveBackLate(at, late)
 	}
@@ -266,9 +305,11 @@ func (s *redisStore) giveBackLate(at line, all []late) {
 	ctx, cancel := context.WithTimeout(ctx, lateFor)
 	defer cancel()
 	// If this fails the permits drain as if used: nobody is over the limit for it.
-	var n []int64
+	var replies driver.Replies
+	called := false
 	err := at.plan.giveBack(func(p *plan) (err error) {
-		n, err = s.call(ctx, line{p, at.key}, requests, callers)
+		replies, err = s.call(ctx, line{p, at.key}, requests, callers)
+		called = err == nil
 		return err
 	})
 	for i, end := range ends {
@@ -276,8 +317,8 @@ func (s *redisStore) giveBackLate(at line, all []late) {
 			continue
 		}
 		o := Outcome{Err: err}
-		if err == nil && n != nil {
-			o.Returned = int(driver.ParseReply(n[i*driver.Integers:]).Wait)
+		if err == nil && called {
+			o.Returned = int(replies.At(i).Wait)
 		}
 		if err != nil {
 			o.Err = storeError("give back", at.key, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -154,7 +155,9 @@ func readCall(t *testing.T, p *plan, cmd redis.Cmder) (a asked) {
 	a.now = n[0]
 	params, _ := p.rule.Params(a.now)
 	for n = n[1+len(params):]; len(n) > 0; {
-		if n[0] > 0 {
+		if n[0] == 0 {
+			a.requests, n = slices.Repeat([]driver.Request{{Cost: n[2], Bound: n[3]}}, int(n[1])), n[4:]
+		} else if n[0] > 0 {
 			a.requests, n = append(a.requests, driver.Request{Cost: n[0], Bound: n[1]}), n[2:]
 		} else {
 			a.requests = append(a.requests, driver.Request{Cost: n[0], Receipt: algos.Receipt{Period: n[1], Number: n[2]}})
@@ -165,8 +168,12 @@ func readCall(t *testing.T, p *plan, cmd redis.Cmder) (a asked) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for ; len(replies) > 0; replies = replies[driver.Integers:] {
-		a.replies = append(a.replies, driver.ParseReply(replies))
+	read, ok := driver.ReadReplies(replies, p.rule, a.requests)
+	if !ok {
+		t.Fatalf("%d integers answer %d requests", len(replies), len(a.requests))
+	}
+	for i := range a.requests {
+		a.replies = append(a.replies, read.At(i))
 	}
 	return a
 }

@@ -51,7 +51,12 @@ func (j *jam) inLine(t *testing.T, n int) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		j.store.lines.mu.Lock()
-		got := len(j.store.lines.calls[line{j.plan, j.key}].waiting)
+		got := 0
+		if q := j.store.lines.calls[line{j.plan, j.key}].queue; q != nil {
+			for _, b := range q.batches {
+				got += len(b.callers)
+			}
+		}
 		j.store.lines.mu.Unlock()
 		if got == n {
 			return

@@ -107,10 +107,10 @@ func (s *redisStore) decide(ctx context.Context, p *plan, key string, request dr
 	return grant{}, storeError(op, key, err)
 }
 
-// call runs the script once, for all requests in their order, and returns the integers of its replies. A second attempt
-// follows only where the first proves that nothing ran, or answers that nothing was done because this machine's clock is
-// wrong: parameters that are dates then follow the server's. The hook is told of the callers that share the call.
-func (s *redisStore) call(ctx context.Context, at line, requests []driver.Request, callers []context.Context) (n []int64, err error) {
+// call runs the script once, for all requests in their order. A second attempt follows only where the first proves
+// that nothing ran, or answers that nothing was done because this machine's clock is wrong: parameters that are dates then
+// follow the server's. The hook is told of the callers that share the call.
+func (s *redisStore) call(ctx context.Context, at line, requests []driver.Request, callers []context.Context) (replies driver.Replies, err error) {
 	if s.circuit.watched() {
 		first := s.circuit.begin()
 		defer func() { s.circuit.end(first, at.plan.observer, at.key, err) }()
@@ -119,7 +119,7 @@ func (s *redisStore) call(ctx context.Context, at line, requests []driver.Reques
 		defer s.denials.forget(at.key)
 	}
 	params := at.plan.paramsAt(s.ahead.Load())
-	n, err = s.send(ctx, at, params.args, requests, callers)
+	n, err := s.send(ctx, at, params.args, requests, callers)
 	if err == nil && len(n) == 1 && params.dated() && ctx.Err() == nil {
 		if s.now == nil { // a client's clock is what the caller wants it to be, and it is the limiter that is ahead
 			s.ahead.Store(n[0] - time.Now().UnixMicro())
@@ -128,10 +128,14 @@ func (s *redisStore) call(ctx context.Context, at line, requests []driver.Reques
 			err = errDates
 		}
 	}
-	if err == nil && len(n) != len(requests)*driver.Integers {
+	if err != nil {
+		return driver.Replies{}, err
+	}
+	replies, ok := driver.ReadReplies(n, at.plan.rule, requests)
+	if !ok {
 		err = errReply
 	}
-	return n, err
+	return replies, err
 }
 
 func (s *redisStore) send(ctx context.Context, at line, params []any, requests []driver.Request, callers []context.Context) ([]int64, error) {
@@ -148,13 +152,7 @@ func (s *redisStore) send(ctx context.Context, at line, params []any, requests [
 		args = append(args, s.now())
 	}
 	args = append(args, params...)
-	for _, request := range requests {
-		if request.Cost > 0 {
-			args = append(args, request.Cost, request.Bound)
-		} else {
-			args = append(args, request.Cost, request.Receipt.Period, request.Receipt.Number)
-		}
-	}
+	args = driver.AppendArgs(args, requests)
 	script := scriptCall{&p.observer, p.rule.Name(), p.script.Source, callers}
 	if p.shared == nil {
 		return eval(ctx, script, args, s.run)

@@ -15,7 +15,7 @@
 //   - [SlidingWindow]: the same in little memory
 //   - [WarmUp]: slow after a quiet time, for what must fill its caches first
 //
-// Everything else here is for Headgate's drivers: [Algorithm], [Rule], [Lender], [State], [Denier], [Receipt], [Status]. An algorithm answers a few questions about its own state, and a
+// Everything else here is for Headgate's drivers: [Algorithm], [Rule], [Lender], [Replayer], [State], [Denier], [Receipt], [Status]. An algorithm answers a few questions about its own state, and a
 // driver does the rest: it reads the clock, loads, asks, refuses or takes, and saves. Each algorithm stands in two
 // files that go step by step in the same order: NAME.go answers in process, NAME.lua answers inside Redis, and both
 // give the same answers to the microsecond.
@@ -108,6 +108,14 @@ type Lender interface {
 	Span(permits int64) (us int64)
 	// Permits is how many places fit a span of time.
 	Permits(us int64) (permits int64)
+}
+
+// A Replayer is a Rule whose Lua decides equal requests all at once (section repeat), and answers with nothing but the
+// state in which it found the limiter. What each of them is told is then found in process, one after the other.
+type Replayer interface {
+	Rule
+	// Replay makes that state of what the section replied, and tells the instant at which it decided.
+	Replay(reply []int64) (state State, now int64)
 }
 
 // A Denier is a State that counts refused requests too.

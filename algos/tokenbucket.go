@@ -90,6 +90,14 @@ func (r *tokenBucket) Span(permits int64) (us int64) {
 // Permits implements Lender.
 func (r *tokenBucket) Permits(us int64) (permits int64) { return r.permits(us, 0) }
 
+// Replay implements Replayer.
+func (r *tokenBucket) Replay(reply []int64) (state State, now int64) {
+	now, elapsed, taken, name := reply[0], reply[1], reply[2], reply[3]
+	length, part := r.span(taken)
+	saved := busyPeriod{pace: r.pace, at: now, start: now - elapsed, taken: taken, length: length, part: part, name: name}
+	return &bucket{line: line{saved: saved}, rule: r}, now
+}
+
 // bucket is the State of a token bucket: a line whose places may be used up to a full bucket's span before they end.
 type bucket struct {
 	line

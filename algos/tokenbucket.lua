@@ -7,6 +7,20 @@ local requests = 5
 local room, room_part = burst * per, 0 -- how long a full bucket lasts at its own rate
 if rate > 1 then room, room_part = span(burst, rate, per) end
 
+--@repeat  in: times, cost, bound.  out: replies, if there are no holes: the clock, and the line as it was
+if holes == '' then
+  replies = { now, elapsed, taken, name }
+  -- The last place that may be taken is the one that a lone request for all the places up to it would get.
+  local fit = floor((permits(room + bound + elapsed, room_part, rate, per) - taken) / cost)
+  if fit > times then fit = times end
+  if fit > 0 then
+    changed = true
+    taken = taken + fit * cost
+    debt, part = span(taken, rate, per)
+    debt = debt - elapsed
+  end
+end
+
 --@earliest  in: us, p.  out: wait
 wait = us - room
 if p > room_part then wait = wait + 1 end

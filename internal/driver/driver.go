@@ -26,14 +26,6 @@ type Reply struct {
 	Receipt algos.Receipt
 }
 
-// Integers is how many integers make a Reply, in the order of its fields.
-const Integers = 5
-
-// ParseReply reads a Reply from the integers that the script answered.
-func ParseReply(n []int64) Reply {
-	return Reply{Wait: n[0], Remaining: n[1], Reset: n[2], Receipt: algos.Receipt{Period: n[3], Number: n[4]}}
-}
-
 // Run answers a batch of requests in order, as if they had come one by one, at the instant now, and writes to replies,
 // which is as long as requests. A batch all of which is refused leaves the state as it was, unless the clock went
 // back, the rule is another one, or the algorithm counts refusals. Run reports whether it saved the state.

@@ -7,12 +7,15 @@
 --             cost (permits, > 0), bound (µs: the furthest slot that is accepted; -1 takes nothing, and only asks)
 --           or, to give permits back,
 --             -cost, period, number (the receipt)
+--           or, for several requests that are equal and take something,
+--             0, how many, cost, bound
 -- Reply     five integers for each request:
 --             wait       µs until the slot; negative for a refusal: the same request would be granted after -wait
 --                        (for permits given back: how many of them can be taken again)
 --             remaining  permits that a single request is sure to be granted now
 --             reset      µs until the limiter is as new
 --             period, number  the receipt; 0, 0 where nothing was taken
+--           or, to equal requests, whatever four integers the algorithm may answer to all of them together
 --           or a single integer, the clock, if the parameters are dates and do not cover it: nothing was done then
 -- Writes    KEYS[1], with a TTL that covers reset, if it granted or gave back, or the clock went back, or the parameters
 --           changed, or the TTL was missing. Nothing otherwise.
@@ -29,6 +32,17 @@ local changed = false
 --@load
 local replies
 local i = requests
+if ARGV[i] == '0' then
+  local times, cost, bound = ARGV[i + 1] + 0, ARGV[i + 2] + 0, ARGV[i + 3] + 0
+  --@repeat
+  if not replies then -- one by one, then
+    for n = 0, times - 1 do
+      ARGV[i + 2 * n], ARGV[i + 2 * n + 1] = cost, bound
+    end
+  else
+    i = i + 4
+  end
+end
 while ARGV[i] do
   local cost = ARGV[i] + 0
   local wait, period, number, remaining, reset = 0, 0, 0

@@ -58,7 +58,7 @@ func (x *trial) onTheRealClock(rdb *redis.Client, key string, requests []driver.
 	}
 	tx := rdb.TxPipeline()
 	before := tx.Time(ctx)
-	answer := tx.Eval(ctx, script.Source, []string{key}, append(args, arguments(requests)...)...)
+	answer := tx.Eval(ctx, script.Source, []string{key}, driver.AppendArgs(args, requests)...)
 	expires := tx.PExpireTime(ctx, key)
 	after := tx.Time(ctx)
 	if _, err := tx.Exec(ctx); err != nil {
@@ -68,9 +68,7 @@ func (x *trial) onTheRealClock(rdb *redis.Client, key string, requests []driver.
 	if err != nil {
 		x.Fatal(err)
 	}
-	for ; len(n) > 0; n = n[driver.Integers:] {
-		replies = append(replies, driver.ParseReply(n))
-	}
+	replies = readReplies(x.T, n, x.rule, requests)
 	reset := replies[len(replies)-1].Reset
 	*late = max(*late, after.Val().Sub(before.Val()))
 	switch until := expires.Val().Microseconds(); {

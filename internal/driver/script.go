@@ -39,7 +39,7 @@ func NewScript(rule algos.Rule) (Script, error) {
 			continue
 		}
 		body, ok := sections[name]
-		if !ok && name != "deny" { // few algorithms count refusals
+		if !ok && name != "deny" && name != "repeat" { // few algorithms have these
 			return Script{}, fmt.Errorf("headgate: the Lua of %s has no section %s", rule.Name(), name)
 		}
 		source.WriteString(body)

@@ -36,15 +36,17 @@ end
 	for _, n := range params {
 		args = append(args, n)
 	}
-	args = append(args, arguments([]driver.Request{request})...)
+	requests := []driver.Request{request}
+	args = driver.AppendArgs(args, requests)
 	n, err := redis.NewScript(source).Run(b.t.Context(), b.s.rdb, []string{b.s.key, fmt.Sprint(now)}, args...).Int64Slice()
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if inGo := b.p.run(r, now, request)[0]; inGo != driver.ParseReply(n) {
-		b.t.Fatalf("Go %v, Lua %v", inGo, n)
+	reply = readReplies(b.t, n[:5], r, requests)[0]
+	if inGo := b.p.run(r, now, request)[0]; inGo != reply {
+		b.t.Fatalf("Go %v, Lua %v", inGo, reply)
 	}
-	return driver.ParseReply(n), n[5], n[6]
+	return reply, n[5], n[6]
 }
 
 // fill logs 100,000 requests of 1 to 3 permits, within 500 µs.

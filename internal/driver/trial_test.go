@@ -98,6 +98,11 @@ func (x *trial) requests(receipts []driver.Request, size int) (requests, left []
 		bound := rapid.SampledFrom([]int64{driver.Ask, x.bound(cost)}).Draw(x.T, "ask or")
 		requests = append(requests, driver.Request{Cost: cost, Bound: bound})
 	}
+	if again := requests[0]; again.Cost > 0 && rapid.IntRange(0, 3).Draw(x.T, "all equal") == 0 {
+		for i := range requests {
+			requests[i] = again
+		}
+	}
 	return requests, left
 }
 

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/driver"
 )
 
@@ -50,38 +50,40 @@ type queue struct {
 	overdue *time.Timer // serves them if the call takes too long
 }
 
-// A batch is callers whose requests go in one call.
+// A batch is requests that go in one call, each of a caller whose goroutine waits for it.
 type batch struct {
-	callers []*caller
-	done    chan struct{} // closed when the call has ended, with:
-	replies driver.Replies
-	err     error
+	requests []driver.Request
+	callers  []context.Context
+	done     chan struct{} // closed when the call has ended, with:
+	replies  driver.Replies
+	err      error
+
+	// Under the lines' mu:
+	phase  phase
+	left   map[int]bool // callers who have left in this phase, by their numbers
+	places []int        // in the call, by the callers' numbers; nil if they are the same
+
+	request [1]driver.Request // room for the first
+	caller  [1]context.Context
 }
 
-// A caller is a request whose goroutine waits while another one makes the call.
-type caller struct {
-	ctx     context.Context
-	request driver.Request
-	batch   *batch
-	place   int // of the request in the call
-	state   atomic.Int32
-}
+// A phase is what has become of a batch.
+type phase int
 
-// The states of a caller.
 const (
-	inLine  = iota
-	sent    // on its way to Redis
-	settled // by the answer, or by the caller's leaving: whichever comes first
+	inLine  phase = iota
+	sent          // on its way to Redis
+	settled       // by the answer: nobody leaves any more
 )
 
 // ask answers one request, by a call of its own or by one that it shares.
 func (s *redisStore) ask(ctx context.Context, at line, request driver.Request) (driver.Reply, error) {
-	c, b := s.lines.join(ctx, at, request)
-	if b != nil {
+	b, number, begins := s.lines.join(ctx, at, request)
+	if begins {
 		go s.serve(at, b)
 	}
-	if c != nil {
-		return c.wait()
+	if b != nil {
+		return s.lines.wait(ctx, b, number, request)
 	}
 	defer func() { // whatever becomes of this goroutine
 		if b := s.lines.next(at); b != nil {
@@ -95,41 +97,53 @@ func (s *redisStore) ask(ctx context.Context, at line, request driver.Request) (
 	return replies.At(0), nil
 }
 
-// join queues a request behind the call of its line that is under way. If there is none, or it has taken too long, a new
-// one has begun: that of the batch, or if there is no batch either, of the caller itself, who cannot leave.
-func (l *lines) join(ctx context.Context, at line, request driver.Request) (c *caller, b *batch) {
+// join queues a request behind the call of its line that is under way, and returns its batch and its number there. If
+// there is none, or it has taken too long, a new one begins: that of the batch, or if there is no batch either, of the caller
+// itself, who cannot leave.
+func (l *lines) join(ctx context.Context, at line, request driver.Request) (b *batch, number int, begins bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	call, found := l.calls[at]
-	idle := !found || call.queue == nil && time.Since(call.since) >= patience // those who wait have their timer
-	if idle && ctx.Done() == nil {
+	if !found || call.queue == nil && time.Since(call.since) >= patience { // those who wait have their timer
+		if ctx.Done() != nil {
+			b = newBatch()
+			b.add(ctx, request)
+			b.depart()
+		}
 		l.begin(at, nil)
-		return nil, nil
-	}
-	c = &caller{ctx: ctx, request: request}
-	if idle {
-		q := new(queue)
-		q.add(c)
-		return c, l.begin(at, q)
+		return b, 0, b != nil
 	}
 	if call.queue == nil {
 		call.queue = new(queue)
 		call.queue.overdue = time.AfterFunc(patience-time.Since(call.since), func() { l.rescue(at) })
 		l.calls[at] = call
 	}
-	call.queue.add(c)
-	return c, nil
+	b = call.queue.last()
+	return b, b.add(ctx, request), false
 }
 
-// add has a caller wait with the others.
-func (q *queue) add(c *caller) {
-	last := len(q.batches) - 1
-	if last < 0 || len(q.batches[last].callers) == maxBatch {
-		q.batches = append(q.batches, &batch{done: make(chan struct{})})
-		last++
+// begin notes that a call is under way, and who waits for it, which may be nil. Under mu.
+func (l *lines) begin(at line, waiting *queue) {
+	if l.calls == nil {
+		return
 	}
-	c.batch = q.batches[last]
-	c.batch.callers = append(c.batch.callers, c)
+	if waiting != nil {
+		waiting.overdue = time.AfterFunc(patience, func() { l.rescue(at) })
+	}
+	l.calls[at] = underWay{since: time.Now(), queue: waiting}
+}
+
+// next takes a batch of those who wait now that a call has ended. If there are none the line is idle.
+func (l *lines) next(at line) (b *batch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b, waiting := l.calls[at].queue.next()
+	if b == nil {
+		delete(l.calls, at)
+	} else {
+		l.begin(at, waiting)
+	}
+	return b
 }
 
 // rescue serves those who have waited too long for a call.
@@ -137,7 +151,9 @@ func (l *lines) rescue(at line) {
 	l.mu.Lock()
 	var b *batch
 	if call, found := l.calls[at]; found && call.queue != nil && time.Since(call.since) >= patience {
-		b = l.begin(at, call.queue)
+		var waiting *queue
+		b, waiting = call.queue.next()
+		l.begin(at, waiting)
 	}
 	l.mu.Unlock()
 	if b != nil {
@@ -145,79 +161,125 @@ func (l *lines) rescue(at line) {
 	}
 }
 
-// next takes those who wait now that a call has ended. If there are none the line is idle.
-func (l *lines) next(at line) (b *batch) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if b = l.begin(at, l.calls[at].queue); b == nil {
-		delete(l.calls, at)
+// next takes the first batch in which somebody is left, and returns the others, if there are any.
+func (q *queue) next() (b *batch, others *queue) {
+	if q == nil {
+		return nil, nil
 	}
+	q.overdue.Stop()
+	for len(q.batches) > 0 && b == nil {
+		if q.batches[0].depart() {
+			b = q.batches[0]
+		}
+		q.batches = q.batches[1:]
+	}
+	if len(q.batches) > 0 {
+		others = q
+	}
+	return b, others
+}
+
+// last is the batch in which there is room.
+func (q *queue) last() *batch {
+	n := len(q.batches)
+	if n == 0 || len(q.batches[n-1].requests) == maxBatch {
+		q.batches = append(q.batches, newBatch())
+		n++
+	}
+	return q.batches[n-1]
+}
+
+func newBatch() *batch {
+	b := &batch{done: make(chan struct{})}
+	b.requests, b.callers = b.request[:0], b.caller[:0]
 	return b
 }
 
-// begin notes that a call is under way, and takes along the first batch of those who wait, who may be nil. Under mu.
-func (l *lines) begin(at line, q *queue) (b *batch) {
-	if q != nil {
-		if q.overdue != nil {
-			q.overdue.Stop()
-		}
-		for len(q.batches) > 0 && b == nil {
-			if q.batches[0].depart() {
-				b = q.batches[0]
-			}
-			q.batches = q.batches[1:]
-		}
-		if len(q.batches) == 0 {
-			q = nil
-		}
-	}
-	if l.calls == nil {
-		return b
-	}
-	if q != nil {
-		q.overdue = time.AfterFunc(patience, func() { l.rescue(at) })
-	}
-	l.calls[at] = underWay{since: time.Now(), queue: q}
-	return b
+// add takes a caller in.
+func (b *batch) add(ctx context.Context, request driver.Request) (number int) {
+	b.requests = append(b.requests, request)
+	b.callers = append(b.callers, ctx)
+	return len(b.requests) - 1
 }
 
-// depart keeps those who are still there: nobody asks for one who has left. It tells whether there are any.
+// depart keeps the requests of those who are still there: nobody asks for one who has left. It tells whether there are any.
 func (b *batch) depart() bool {
-	all := b.callers
-	b.callers = b.callers[:0]
-	for _, c := range all {
-		if c.state.CompareAndSwap(inLine, sent) {
-			c.place = len(b.callers)
-			b.callers = append(b.callers, c)
+	b.phase = sent
+	if b.left == nil {
+		return true
+	}
+	all := batch{requests: b.requests, callers: b.callers, left: b.left}
+	b.requests, b.callers, b.left = nil, nil, nil
+	b.places = make([]int, len(all.requests))
+	for number, request := range all.requests {
+		if !all.left[number] {
+			b.places[number] = len(b.requests)
+			b.requests = append(b.requests, request)
+			b.callers = append(b.callers, all.callers[number])
 		}
 	}
-	return len(b.callers) > 0
+	return len(b.requests) > 0
+}
+
+// place is that of a caller's request in the call.
+func (b *batch) place(number int) int {
+	if b.places == nil {
+		return number
+	}
+	return b.places[number]
 }
 
 // wait returns the answer, or leaves when the context ends, whatever the client does. What the call grants to one who
 // has left is given back.
-func (c *caller) wait() (driver.Reply, error) {
-	select {
-	case <-c.batch.done:
-	case <-c.ctx.Done():
-		if c.request.Cost < 0 { // it is sent all the same, and only its caller does not wait
-			return driver.Reply{}, c.ctx.Err()
+func (l *lines) wait(ctx context.Context, b *batch, number int, request driver.Request) (driver.Reply, error) {
+	if ctx.Done() == nil {
+		<-b.done
+	} else {
+		select {
+		case <-b.done:
+		case <-ctx.Done():
+			if request.Cost < 0 { // it is sent all the same, and only its caller does not wait
+				return driver.Reply{}, ctx.Err()
+			}
+			switch l.leave(b, number) {
+			case inLine:
+				return driver.Reply{}, fmt.Errorf("%w: %w", errUnsent, ctx.Err())
+			case sent:
+				return driver.Reply{}, ctx.Err()
+			case settled:
+				<-b.done // it came just now
+			}
 		}
-		switch c.state.Swap(settled) {
-		case inLine:
-			return driver.Reply{}, fmt.Errorf("%w: %w", errUnsent, c.ctx.Err())
-		case sent:
-			return driver.Reply{}, c.ctx.Err()
-		}
-		<-c.batch.done // it came just now
 	}
-	if err := c.batch.err; err != nil {
-		if c.ctx.Err() != nil { // which may be why
-			err = c.ctx.Err()
-		}
-		return driver.Reply{}, err
+	if b.err != nil && ctx.Err() != nil { // which may be why
+		return driver.Reply{}, ctx.Err()
 	}
-	return c.batch.replies.At(c.place), nil
+	if b.err != nil {
+		return driver.Reply{}, b.err
+	}
+	return b.replies.At(b.place(number)), nil
+}
+
+// leave notes that a caller has left, unless it has its answer, and tells when.
+func (l *lines) leave(b *batch, number int) phase {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b.phase != settled {
+		if b.left == nil {
+			b.left = make(map[int]bool)
+		}
+		b.left[number] = true
+	}
+	return b.phase
+}
+
+// settle has the callers be answered, and tells who has left since the batch was sent, in their order.
+func (l *lines) settle(b *batch) (left []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b.phase = settled
+	close(b.done)
+	return slices.Sorted(maps.Keys(b.left))
 }
 
 // errUnsent is of callers who left while they waited for a call.
@@ -227,41 +289,35 @@ var errUnsent = errors.New("it was not sent")
 func (s *redisStore) serve(at line, b *batch) {
 	for ; b != nil; b = s.lines.next(at) {
 		s.serveBatch(at, b)
-		if len(b.callers) > 1 {
+		if len(b.requests) > 1 {
 			runtime.Gosched() // they may have more to ask, which goes together too
 		}
 	}
 }
 
 func (s *redisStore) serveBatch(at line, b *batch) {
-	ctx := context.Background() // it is nobody's, if there are several
-	var callers []context.Context
-	if c := b.callers[0]; len(b.callers) > 1 {
-		callers = make([]context.Context, len(b.callers))
-	} else if c.request.Cost > 0 {
-		ctx = undated{c.ctx}
-	} else {
-		ctx = context.WithoutCancel(c.ctx)
-	}
-	requests := make([]driver.Request, len(b.callers))
-	for i, c := range b.callers {
-		requests[i] = c.request
-		if callers != nil {
-			callers[i] = c.ctx
+	ctx, callers := context.Background(), b.callers // it is nobody's, if there are several
+	if len(callers) == 1 {
+		ctx, callers = undated{callers[0]}, nil
+		if b.requests[0].Cost < 0 {
+			ctx = context.WithoutCancel(ctx)
 		}
 	}
-	b.replies, b.err = s.call(ctx, at, requests, callers)
-	var late []late
-	for i, c := range b.callers {
-		if !c.state.CompareAndSwap(sent, settled) && b.err == nil {
-			if reply := b.replies.At(i); reply.Wait >= 0 {
-				late = append(late, newLate(c, reply.Receipt))
-			}
+	b.replies, b.err = s.call(ctx, at, b.requests, callers)
+	left := s.lines.settle(b)
+	if b.err != nil {
+		return
+	}
+	var all []late
+	for _, number := range left {
+		i := b.place(number)
+		if reply := b.replies.At(i); reply.Wait >= 0 {
+			back := driver.Request{Cost: -b.requests[i].Cost, Receipt: reply.Receipt}
+			all = append(all, late{context.WithoutCancel(b.callers[i]), back})
 		}
 	}
-	close(b.done)
-	if late != nil {
-		s.giveBackLate(at, late)
+	if all != nil {
+		s.giveBackLate(at, all)
 	}
 }
 
@@ -277,10 +333,6 @@ func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, fa
 type late struct {
 	ctx     context.Context
 	request driver.Request // to give it back
-}
-
-func newLate(c *caller, receipt algos.Receipt) late {
-	return late{context.WithoutCancel(c.ctx), driver.Request{Cost: -c.request.Cost, Receipt: receipt}}
 }
 
 // giveBackLate returns it, and tells the hook of each.

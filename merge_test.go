@@ -54,7 +54,7 @@ func (j *jam) inLine(t *testing.T, n int) {
 		got := 0
 		if q := j.store.lines.calls[line{j.plan, j.key}].queue; q != nil {
 			for _, b := range q.batches {
-				got += len(b.callers)
+				got += len(b.requests)
 			}
 		}
 		j.store.lines.mu.Unlock()

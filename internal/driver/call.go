@@ -10,8 +10,8 @@ const together = 4
 
 // AppendArgs appends requests as the script takes them. If they are all equal and take something it takes them together.
 func AppendArgs(args []any, requests []Request) []any {
-	if times, first := len(requests), requests[0]; times > 1 && equal(requests) {
-		return append(args, 0, times, first.Cost, first.Bound)
+	if equal(requests) {
+		return append(args, 0, len(requests), requests[0].Cost, requests[0].Bound)
 	}
 	for _, r := range requests {
 		if r.Cost > 0 {
@@ -23,8 +23,11 @@ func AppendArgs(args []any, requests []Request) []any {
 	return args
 }
 
-// equal tells whether all requests take, and are the same.
+// equal tells whether these are several requests that take, and are the same.
 func equal(requests []Request) bool {
+	if len(requests) < 2 {
+		return false
+	}
 	first := requests[0]
 	for _, r := range requests[1:] {
 		if r != first {

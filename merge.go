@@ -208,14 +208,14 @@ func (b *batch) depart() bool {
 	if b.left == nil {
 		return true
 	}
-	all := batch{requests: b.requests, callers: b.callers, left: b.left}
+	requests, callers, left := b.requests, b.callers, b.left
 	b.requests, b.callers, b.left = nil, nil, nil
-	b.places = make([]int, len(all.requests))
-	for number, request := range all.requests {
-		if !all.left[number] {
+	b.places = make([]int, len(requests))
+	for number := range requests {
+		if !left[number] {
 			b.places[number] = len(b.requests)
-			b.requests = append(b.requests, request)
-			b.callers = append(b.callers, all.callers[number])
+			b.requests = append(b.requests, requests[number])
+			b.callers = append(b.callers, callers[number])
 		}
 	}
 	return len(b.requests) > 0
@@ -273,12 +273,11 @@ func (l *lines) leave(b *batch, number int) phase {
 	return b.phase
 }
 
-// settle has the callers be answered, and tells who has left since the batch was sent, in their order.
+// settle keeps callers from leaving, and tells who has left since the batch was sent, in their order.
 func (l *lines) settle(b *batch) (left []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	b.phase = settled
-	close(b.done)
 	return slices.Sorted(maps.Keys(b.left))
 }
 
@@ -305,6 +304,7 @@ func (s *redisStore) serveBatch(at line, b *batch) {
 	}
 	b.replies, b.err = s.call(ctx, at, b.requests, callers)
 	left := s.lines.settle(b)
+	close(b.done)
 	if b.err != nil {
 		return
 	}

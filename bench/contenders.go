@@ -87,6 +87,9 @@ func contenders() []contender {
 		}},
 		{name: headgateName, mode: "a context that can be cancelled", open: cancellable, lone: true},
 		{name: headgateName, mode: "shared parameters", open: headgateShared, lone: true},
+		{name: headgateName, mode: "a fallback", lone: true, open: func(rdb client, l limit) (keyed, error) {
+			return headgateKeyed(headgate.Redis(rdb), l, headgate.WithFallback(headgate.FailOpen()))
+		}},
 	}...)
 }
 

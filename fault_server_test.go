@@ -252,7 +252,7 @@ func dump(t *testing.T, admin *redis.Client) string {
 		t.Fatal(err)
 	}
 	for _, key := range keys {
-		fmt.Fprintf(&all, "%s %q %v\n", key, admin.Dump(context.Background(), key).Val(), admin.PExpireTime(context.Background(), key).Val())
+		fmt.Fprintf(&all, "%s %q %v\n", key, admin.Dump(context.Background(), key).Val(), redistest.PExpireTime(context.Background(), admin, key).Val())
 	}
 	return all.String()
 }

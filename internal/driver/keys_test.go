@@ -59,7 +59,7 @@ func (x *trial) onTheRealClock(rdb *redis.Client, key string, requests []driver.
 	tx := rdb.TxPipeline()
 	before := tx.Time(ctx)
 	answer := tx.Eval(ctx, script.Source, []string{key}, append(args, arguments(requests)...)...)
-	expires := tx.PExpireTime(ctx, key)
+	expires := redistest.PExpireTime(ctx, tx, key)
 	after := tx.Time(ctx)
 	if _, err := tx.Exec(ctx); err != nil {
 		x.Fatal(err)

@@ -17,8 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write the table of docs/operations.md anew")
 
-// The documented memory of a key is what a server says, to a quarter: other servers allocate otherwise. To write it anew:
-// go test -run DocumentedMemory -update.
+// The documented memory of a key is what a server says, give or take a third: other servers allocate otherwise. To write it
+// anew: go test -run DocumentedMemory -update.
 func TestTheDocumentedMemory(t *testing.T) {
 	const page, begin, end = "docs/operations.md", "<!-- the table of memory -->\n", "<!-- its end -->"
 	text, err := os.ReadFile(page)
@@ -43,7 +43,7 @@ func TestTheDocumentedMemory(t *testing.T) {
 		if _, err := fmt.Sscanf(word, "%d", &documented); err != nil {
 			continue
 		}
-		if i < len(now) && (documented < now[i]*3/4 || documented > now[i]*5/4) {
+		if i < len(now) && (documented < now[i]*3/4 || documented > now[i]*3/2) {
 			t.Errorf("%d bytes are documented, and there are %d", documented, now[i])
 		}
 		i++

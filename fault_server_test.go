@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"os"
 	"strings"
 	"sync"
@@ -251,6 +252,7 @@ func dump(t *testing.T, admin *redis.Client) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	slices.Sort(keys) // a server may have moved them meanwhile
 	for _, key := range keys {
 		fmt.Fprintf(&all, "%s %q %v\n", key, admin.Dump(context.Background(), key).Val(), redistest.PExpireTime(context.Background(), admin, key).Val())
 	}

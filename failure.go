@@ -53,13 +53,7 @@ func replyOf(err error) *replyRow {
 	if !ok || unnamed(err) {
 		return nil
 	}
-	text := reply.Error()
-	if strings.HasPrefix(text, "ERR Error running script") { // Redis 6 wraps what a command of it replied
-		if _, inner, found := strings.Cut(text, ": -"); found {
-			text = inner
-		}
-	}
-	text = strings.TrimPrefix(text, "ERR ")
+	text := strings.TrimPrefix(reply.Error(), "ERR ")
 	for i := range replies {
 		if rest, found := strings.CutPrefix(text, replies[i].code); found && (rest == "" || rest[0] == ' ') {
 			return &replies[i]
@@ -67,6 +61,40 @@ func replyOf(err error) *replyRow {
 	}
 	return &replies[len(replies)-1]
 }
+
+// fromScript has an error that a script met begin with the code of it, as that of a command alone does: Redis 6 says first where
+// in the script it was, and no version says NOPERM of what the ACL forbids a script.
+func fromScript(err error) error {
+	reply, ok := errors.AsType[redis.Error](err)
+	if !ok {
+		return err
+	}
+	const place = "@user_script:"
+	text := strings.TrimPrefix(reply.Error(), "ERR ")
+	last := strings.LastIndex(text, place)
+	wrapped := last >= 0 && strings.HasPrefix(text, "Error running script ")
+	if wrapped { // (call to f_…): @user_script:22: @user_script: 22: -OOM …
+		_, text, _ = strings.Cut(text[last+len(place):], ": ")
+		text = strings.TrimPrefix(text, "-")
+	}
+	if strings.HasPrefix(text, "ACL failure in script: ") || strings.HasPrefix(text, "The user executing the script can't ") {
+		return &scriptError{"NOPERM " + text, err}
+	}
+	if code, _, _ := strings.Cut(text, " "); wrapped && code == strings.ToUpper(code) {
+		return &scriptError{text, err}
+	}
+	return err
+}
+
+// A scriptError is a reply of Redis, as redis.Error, in other words than it came.
+type scriptError struct {
+	text string
+	sent error
+}
+
+func (e *scriptError) Error() string { return e.text }
+func (e *scriptError) Unwrap() error { return e.sent }
+func (*scriptError) RedisError()     {}
 
 // unnamed tells whether the Sentinels that answered know no primary of the client's MasterName. Their answer is go-redis's
 // Nil, which of Redis itself would be no reply of Headgate's scripts.

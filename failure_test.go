@@ -59,7 +59,7 @@ func TestEachErrorInEachMode(t *testing.T) {
 		"DENIED":             {replied("DENIED Redis is running in protected mode"), false, false},
 		"MOVED":              {replied("MOVED 3999 127.0.0.1:6381"), false, false},
 		"a script's error":   {replied("ERR user_script:1: Script attempted to access nonexistent global variable 'x'"), false, false},
-		"WRONGTYPE, Redis 6": {replied("ERR Error running script (call to f_0123): @user_script:22: @user_script: 22: WRONGTYPE Operation against a key"), false, false},
+		"WRONGTYPE, Redis 6": {replied("ERR Error running script (call to f_0123): @user_script:22: WRONGTYPE Operation against a key"), false, false},
 		"no such command":    {replied("ERR unknown command 'evalsha', with args beginning with: 'abc' '1' 'hg:{test/secret}:tb' "), false, false},
 		"no reply":           {redis.Nil, false, true},
 		"no such primary":    {errUnnamed, false, false},
@@ -130,6 +130,42 @@ func TestRemedies(t *testing.T) {
 		f.set(err)
 		if _, err := newLimiter(t, headgate.Redis(rdb), anyBucket).Allow(context.Background()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
+		}
+	}
+}
+
+// What a script met begins with its code, whatever words the server puts before it, for callers and for hooks.
+func TestErrorsOfScriptsBeginWithTheirCode(t *testing.T) {
+	const redis6 = "ERR Error running script (call to f_0123): "
+	for reply, want := range map[string]string{
+		"OOM command not allowed script: 0123, on @user_script:22.":                                                      "OOM",
+		redis6 + "@user_script:22: @user_script: 22: -OOM command not allowed. ":                                         "OOM",
+		"WRONGTYPE Operation against a key script: 0123, on @user_script:22.":                                            "WRONGTYPE",
+		redis6 + "@user_script:22: WRONGTYPE Operation against a key":                                                    "WRONGTYPE",
+		"ERR ACL failure in script: User app has no permissions to run the 'get' command":                                "NOPERM",
+		"ERR The user executing the script can't run this command or subcommand":                                         "NOPERM",
+		redis6 + "@user_script:22: @user_script: 22: The user executing the script can't run this command or subcommand": "NOPERM",
+		redis6 + "@user_script:22: user_script:22: attempt to index a nil value":                                         "ERR",
+		redis6 + "unheard of": "ERR",
+	} {
+		rdb, f := faulty(t)
+		f.set(replied(reply))
+		var heard error
+		hook := func(ctx context.Context, op headgate.Operation) (context.Context, func(headgate.Outcome)) {
+			return ctx, func(o headgate.Outcome) {
+				if op.Verb == headgate.VerbCall {
+					heard = o.Err
+				}
+			}
+		}
+		l := newLimiter(t, headgate.Redis(rdb), anyBucket)
+		_, err := l.Allow(context.Background())
+		_, _ = newLimiter(t, headgate.Redis(rdb), anyBucket, headgate.WithHook(hook)).Allow(context.Background())
+		for _, err := range []error{err, heard} {
+			met, ok := errors.AsType[redis.Error](err)
+			if !ok || !strings.HasPrefix(met.Error(), want+" ") || !errors.Is(err, replied(reply)) {
+				t.Errorf("%q became %v, want %s", reply, err, want)
+			}
 		}
 	}
 }

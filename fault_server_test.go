@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -251,8 +252,9 @@ func dump(t *testing.T, admin *redis.Client) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	slices.Sort(keys) // a server may have moved them meanwhile
 	for _, key := range keys {
-		fmt.Fprintf(&all, "%s %q %v\n", key, admin.Dump(context.Background(), key).Val(), admin.PExpireTime(context.Background(), key).Val())
+		fmt.Fprintf(&all, "%s %q %v\n", key, admin.Dump(context.Background(), key).Val(), redistest.PExpireTime(context.Background(), admin, key).Val())
 	}
 	return all.String()
 }

@@ -162,6 +162,15 @@ func TestTheHookIsToldWhatCameOfIt(t *testing.T) {
 	})
 }
 
+// replyCode is the first word of an error that Redis replied, whose others differ between servers.
+func replyCode(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	code, _, _ := strings.Cut(err.Error(), " ")
+	return code
+}
+
 func TestTheHookSeesEachCallOfAScript(t *testing.T) {
 	var all []seen
 	l := newLimiter(t, headgate.Redis(redistest.Start(t).Client()), slow, headgate.WithHook(watch(&all)), headgate.WithName("vendor"))
@@ -173,14 +182,14 @@ func TestTheHookSeesEachCallOfAScript(t *testing.T) {
 			if s.Limiter != "vendor" || s.Algorithm != "token_bucket" || s.Key != "" {
 				t.Errorf("%+v", s)
 			}
-			got = append(got, fmt.Sprintf("%s %s: %v", s.under, s.Command, s.outcome.Err))
+			got = append(got, fmt.Sprintf("%s %s: %s", s.under, s.Command, replyCode(s.outcome.Err)))
 		}
 	}
 	if want := []string{
-		"allow EVALSHA: NOSCRIPT No matching script. Please use EVAL.",
-		"allow EVAL: <nil>",
-		"reserve EVALSHA: <nil>",
-		"cancel EVALSHA: <nil>",
+		"allow EVALSHA: NOSCRIPT",
+		"allow EVAL: ok",
+		"reserve EVALSHA: ok",
+		"cancel EVALSHA: ok",
 	}; !slices.Equal(got, want) {
 		t.Errorf("the hook saw\n%q\nwant\n%q", got, want)
 	}
@@ -215,17 +224,16 @@ func TestTheHookIsToldWhichAlgorithmDecided(t *testing.T) {
 		var calls []string
 		for _, s := range all {
 			if s.Verb == headgate.VerbCall {
-				calls = append(calls, fmt.Sprintf("%s %s: %v", s.Algorithm, s.Command, s.outcome.Err))
+				calls = append(calls, fmt.Sprintf("%s %s: %s", s.Algorithm, s.Command, replyCode(s.outcome.Err)))
 			}
 		}
-		const noScript = "NOSCRIPT No matching script. Please use EVAL."
 		if want := []string{
-			" EVALSHA: <nil>", // reads the parameters
-			"token_bucket EVALSHA: " + noScript,
-			"token_bucket EVAL: <nil>",
-			"token_bucket EVALSHA: <nil>", // it answers that the terms are others, which is no error
-			"fixed_window EVALSHA: " + noScript,
-			"fixed_window EVAL: <nil>",
+			" EVALSHA: ok", // reads the parameters
+			"token_bucket EVALSHA: NOSCRIPT",
+			"token_bucket EVAL: ok",
+			"token_bucket EVALSHA: ok", // it answers that the terms are others, which is no error
+			"fixed_window EVALSHA: NOSCRIPT",
+			"fixed_window EVAL: ok",
 		}; len(calls) > 0 && !slices.Equal(calls, want) {
 			t.Errorf("the hook saw the calls\n%q\nwant\n%q", calls, want)
 		}

@@ -38,6 +38,7 @@ func (tp *tape) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		tp.mu.Lock() // one at a time: on a slow machine some do not wait for a call any more, and the order would be lost
 		defer tp.mu.Unlock()
+		cmd.Args()[4] = time.Now().UnixMicro() // the client's clock, lest a call that waited here has an earlier one than that before it
 		err := next(ctx, cmd)
 		if err == nil {
 			tp.calls = append(tp.calls, cmd)

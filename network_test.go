@@ -364,7 +364,9 @@ func TestClientPauseDelaysThoseWhoCanWait(t *testing.T) {
 	l := newLimiter(t, headgate.Redis(rdb, headgate.Unbatched()), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 3})
 	allowN(t, l, 1)
 	admin := server.Client()
-	if err := admin.Do(context.Background(), "CLIENT", "PAUSE", "60000", "WRITE").Err(); err != nil {
+	if err := admin.Do(context.Background(), "CLIENT", "PAUSE", "60000", "WRITE").Err(); redis.HasErrorPrefix(err, "Unknown subcommand") {
+		t.Skip("Redis 6.0 cannot be told to go on")
+	} else if err != nil {
 		t.Fatal(err)
 	}
 	patient := make(chan error)

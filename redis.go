@@ -220,13 +220,15 @@ func eval[T any](ctx context.Context, script scriptCall, args []any, run func(co
 // observed tells the hook, if there is one, of a command.
 func observed[T any](ctx context.Context, script scriptCall, args []any, run func(context.Context, []any) (T, error)) (T, error) {
 	if script.hook == nil {
-		return run(ctx, args)
+		reply, err := run(ctx, args)
+		return reply, fromScript(err)
 	}
 	command, _ := args[0].(string)
 	ctx, end := script.tell(ctx, Operation{
 		Verb: VerbCall, Algorithm: script.algorithm, Command: strings.ToUpper(command), Links: script.callers,
 	})
 	reply, err := run(ctx, args)
+	err = fromScript(err)
 	switch _, moved := errors.AsType[*movedError](err); {
 	case end == nil:
 	case moved: // that the terms are others is an answer and no error

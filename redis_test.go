@@ -27,7 +27,7 @@ func TestADenialChangesNeitherBytesNorTTL(t *testing.T) {
 	}
 	allowN(t, l, 2)
 	key := rdb.Keys(ctx, "*").Val()[0]
-	bytes, expires := rdb.Dump(ctx, key).Val(), rdb.PExpireTime(ctx, key).Val()
+	bytes, expires := rdb.Dump(ctx, key).Val(), redistest.PExpireTime(ctx, rdb, key).Val()
 	for range 5 {
 		if allowN(t, l, 2).Allowed {
 			t.Fatal("2 of 1 admitted")
@@ -44,7 +44,7 @@ func TestADenialChangesNeitherBytesNorTTL(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if rdb.Dump(ctx, key).Val() != bytes || rdb.PExpireTime(ctx, key).Val() != expires {
+	if rdb.Dump(ctx, key).Val() != bytes || redistest.PExpireTime(ctx, rdb, key).Val() != expires {
 		t.Error("a denial wrote")
 	}
 }

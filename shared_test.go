@@ -369,7 +369,7 @@ func TestARateThatExpiresIsForgotten(t *testing.T) {
 		if err := s.Expire(ctx, time.Millisecond/2); !errors.Is(err, headgate.ErrInvalid) {
 			t.Errorf("half a millisecond: %v", err)
 		}
-		if err := s.Expire(ctx, 50*time.Millisecond); err != nil {
+		if err := s.Expire(ctx, 300*time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
 		changed(t, true)(s.UpdateRate(ctx, perMinutes(11, 1))) // which does not keep it

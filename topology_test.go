@@ -103,9 +103,9 @@ func TestAServerThatNobodyVouchesForIsNotAsked(t *testing.T) {
 
 // A Ring that takes any reply for a sign of life shows a wrong password, as docs/operations.md says.
 func TestARingWithAWrongPassword(t *testing.T) {
-	server := redistest.Start(t, "--requirepass", "right")
+	server := redistest.Start(t)
 	rdb := redis.NewRing(&redis.RingOptions{
-		Addrs: map[string]string{"a": server.Addr}, Password: "wrong", HeartbeatFrequency: 10 * time.Millisecond,
+		Addrs: map[string]string{"a": server.Addr}, Username: "nobody", Password: "wrong", HeartbeatFrequency: 10 * time.Millisecond,
 		HeartbeatFn: func(ctx context.Context, shard *redis.Client) bool {
 			err := shard.Ping(ctx).Err()
 			_, replied := errors.AsType[redis.Error](err)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/headgate-go/headgate/internal/redistest"
 	"github.com/headgate-go/headgate/worker"
 )
 
@@ -29,7 +28,7 @@ func (c cutting) Write(b []byte) (int, error) {
 // Wherever a process dies that takes a ticket, what it has written expires.
 func TestATicketTakenByOneWhoDiesExpires(t *testing.T) {
 	ctx := context.Background()
-	server := redistest.Start(t)
+	server := startRedis(t)
 	dying := server.Client(func(o *redis.Options) {
 		o.MaxRetries = -1
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -272,7 +272,8 @@ func TestTheDocumentedPermissionsSuffice(t *testing.T) {
 	if err := r.rdb.Do(context.Background(), args...).Err(); err != nil {
 		t.Fatal(err)
 	}
-	rdb := redis.NewClient(&redis.Options{Addr: r.redis.Addr, Username: "app", Password: "password"})
+	o := &redis.Options{Addr: r.redis.Addr, Username: "app", Password: "password", DisableIdentity: true} // else CLIENT SETINFO is refused
+	rdb := redis.NewClient(o)
 	t.Cleanup(func() { _ = rdb.Close() })
 	app := newRigOn(t, r.redis, rdb)
 	throttle := app.throttle(app.limiter(algos.TokenBucket{Rate: 50, Per: time.Second, Burst: 1}),

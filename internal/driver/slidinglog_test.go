@@ -256,10 +256,10 @@ func TestAMissingTTLOfTheLogIsHealedAndAShortOneMadeLonger(t *testing.T) {
 	b, l := newLog(t, redistest.Start(t).Client())
 	r, key, ctx := rule(t, l), b.s.key, t.Context()
 	b.ask(r, epoch, 10, 0)
-	want := b.s.rdb.PExpireTime(ctx, key).Val()
+	want := redistest.PExpireTime(ctx, b.s.rdb, key).Val()
 	b.s.rdb.Persist(ctx, key)
 	b.ask(r, epoch, 1, 0)
-	if got := b.s.rdb.PExpireTime(ctx, key).Val(); got < want || got > want+10*time.Second {
+	if got := redistest.PExpireTime(ctx, b.s.rdb, key).Val(); got < want || got > want+10*time.Second {
 		t.Errorf("until %v; it was %v", got, want)
 	}
 	longer := rule(t, algos.SlidingLog{Limit: 10, Window: 5 * time.Hour}) // by a deploy, of which some only ask
@@ -283,7 +283,7 @@ func TestTheLogLeavesAloneWhatIsNotItsOwn(t *testing.T) {
 	for key, want := range map[string]string{"string": "WRONGTYPE", "zset 0": "FOREIGN", "zset 1": "FOREIGN", "zset 2": "FOREIGN", "zset 3": "FOREIGN"} {
 		before := rdb.Dump(t.Context(), key).Val()
 		err := rdb.Eval(t.Context(), script.Source, []string{key}, "", 10, second, 0, 1, 0).Err()
-		if err == nil || !strings.HasPrefix(err.Error(), want) || rdb.Dump(t.Context(), key).Val() != before {
+		if err == nil || !strings.Contains(err.Error(), want+" ") || rdb.Dump(t.Context(), key).Val() != before {
 			t.Errorf("%s: %v", key, err)
 		}
 	}

@@ -81,8 +81,8 @@ func TestABatchAnswersAsIfOneByOne(t *testing.T) {
 }
 
 // Raising a limit refuses nothing that the old one grants, but for the microsecond or two that a change of pace may
-// round up, and what was used stays used. Where permits were given back, those whose place began within that time
-// may be taken again.
+// round up, and what was used stays used. Where permits were given back, those whose place began within that time, or a
+// microsecond before it, may be taken again: slots are rounded up to one, and in it a faster pace has more places.
 func TestARaisedLimitNeverRefusesMoreAndForgetsNothing(t *testing.T) {
 	conform(t, func(x *trial) {
 		l := x.life(x.fresh())
@@ -103,7 +103,7 @@ func TestARaisedLimitNeverRefusesMoreAndForgetsNothing(t *testing.T) {
 			}
 			more := int64(raised.Limit() - x.rule.Limit())
 			if permits, per := raised.Rate(); slices.ContainsFunc(l.uses, func(u use) bool { return u.cancelled }) {
-				more += 1 + int64(time.Duration(permits)*2*time.Microsecond/per)
+				more += 1 + int64(time.Duration(permits)*3*time.Microsecond/per)
 			}
 			if after[i].Remaining > before[i].Remaining+more {
 				x.Fatalf("%d more make %d remain where %d did", more, after[i].Remaining, before[i].Remaining)

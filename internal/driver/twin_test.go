@@ -118,7 +118,7 @@ func (s server) stored() (string, time.Duration) {
 	default:
 		text = kind + s.rdb.Dump(ctx, s.key).Val()
 	}
-	return text, s.rdb.PExpireTime(ctx, s.key).Val()
+	return text, redistest.PExpireTime(ctx, s.rdb, s.key).Val()
 }
 
 // The Lua and the Go are written from one description by one hand; each is the other's check, on every field of every

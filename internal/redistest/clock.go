@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"context"
 	_ "embed"
 	"encoding/binary"
 	"os"
@@ -8,13 +9,16 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 //go:embed testdata/clock.c
 var clockSource []byte
 
 // StartWithClock is Start for a server whose clock the test sets: so much ahead of this machine's, or behind, in whole
-// seconds. It needs a C compiler, as the race detector does.
+// seconds. A server may look at it only once a millisecond: set waits until it has. It needs a C compiler, as the race
+// detector does.
 func StartWithClock(t testing.TB, args ...string) (s *Server, set func(ahead time.Duration)) {
 	t.Helper()
 	dir := t.TempDir()
@@ -33,6 +37,11 @@ func StartWithClock(t testing.TB, args ...string) (s *Server, set func(ahead tim
 		_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())), 0)
 		must(t, err)
 		must(t, f.Close())
+		if s != nil {
+			s.until("its clock is set", func(rdb *redis.Client) bool {
+				return time.Since(rdb.Time(context.Background()).Val().Add(-ahead)).Abs() < time.Minute
+			})
+		}
 	}
 	set(0)
 	s = start(t, &Server{

@@ -248,7 +248,7 @@ func TestRandomKeysLeaveNothingBehind(t *testing.T) {
 	if peak < base+2<<20 && keys > 100_000 {
 		t.Errorf("%d bytes at most, and %d before: this test tests nothing", peak, base)
 	}
-	t.Logf("%d bytes before, %d with the keys, %d after", base, peak, memory())
+	t.Logf("%d bytes before, %d with %d keys, %d after", base, peak, keys, memory())
 }
 
 // Whatever a user's key is, the keys of one limiter are in one hash slot of a cluster, small, and no other limiter's; all of

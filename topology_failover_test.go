@@ -78,12 +78,12 @@ func failoverClient(t *testing.T, w *redistest.Watched) *redis.Client {
 	return rdb
 }
 
-// repeatedly runs a test once, and in a soak again and again: the four that are run so share the time that a soak lasts.
+// repeatedly runs a test once, and in a soak again and again, for a tenth of the time that this lasts.
 func repeatedly(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	lasts, _ := time.ParseDuration(os.Getenv(soakEnv))
 	rounds := 0
-	for end := time.Now().Add(lasts / 4); rounds == 0 || time.Now().Before(end) && !t.Failed(); rounds++ {
+	for end := time.Now().Add(lasts / 10); rounds == 0 || time.Now().Before(end) && !t.Failed(); rounds++ {
 		t.Run(fmt.Sprintf("round %d", rounds+1), test)
 	}
 	t.Logf("%d rounds", rounds)

@@ -168,14 +168,22 @@ func (l *life) ends(more int) {
 	eventually(l.t, "the line is empty", func() bool {
 		return admin.Exists(ctx, "hg:{test}:tickets", "hg:{test}:released", "hg:{test}:waiting").Val() == 0
 	})
-	for keys := admin.Scan(ctx, 0, "*", 1000).Iterator(); keys.Next(ctx); {
-		key := keys.Val()
-		if ttl := admin.PTTL(ctx, key).Val(); ttl == -1 && strings.HasPrefix(key, "hg:") {
-			l.t.Errorf("%q does not expire", key)
-		}
-		id, task := strings.CutPrefix(key, "asynq:{default}:t:")
-		if task && (l.info(id).State != asynq.TaskStateArchived || !strings.HasPrefix(id, "last")) {
+	l.expires()
+	for keys := admin.Scan(ctx, 0, "asynq:{default}:t:*", 1000).Iterator(); keys.Next(ctx); {
+		id := strings.TrimPrefix(keys.Val(), "asynq:{default}:t:")
+		if l.info(id).State != asynq.TaskStateArchived || !strings.HasPrefix(id, "last") {
 			l.t.Errorf("%s is left, %v", id, l.info(id).State)
+		}
+	}
+}
+
+// expires wants all that is in Redis of Headgate's to expire.
+func (l *life) expires() {
+	l.t.Helper()
+	ctx, admin := context.Background(), l.redis.Admin()
+	for keys := admin.Scan(ctx, 0, "hg:*", 1000).Iterator(); keys.Next(ctx); {
+		if admin.PTTL(ctx, keys.Val()).Val() == -1 {
+			l.t.Errorf("%q does not expire", keys.Val())
 		}
 	}
 }
@@ -245,6 +253,7 @@ func TestTasksWhenAReplyIsLost(t *testing.T) {
 				first := l.serve(l.bad, l.rdb)
 				eventually(t, "all wait", l.settled)
 				first.stop()
+				l.expires()
 				if lost := l.lost(); lost > 1 {
 					t.Errorf("%d permits are charged, and nobody has run or waits for them", lost)
 				}
@@ -286,12 +295,14 @@ func TestTasksWhenAServerDies(t *testing.T) {
 		first := l.serve(l.bad, process)
 		eventually(t, "all wait", func() bool { return dead() || l.settled() })
 		first.stop()
+		l.expires()
 		l.refill()
 		if !dead() {
 			second := l.serve(l.bad, process)
 			eventually(t, "all tasks end", func() bool { return dead() || l.over() })
 			reached = dead()
 			second.stop()
+			l.expires()
 		} else {
 			reached = true
 		}

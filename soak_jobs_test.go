@@ -116,20 +116,30 @@ type came struct{}
 // finish has all tasks run that are left when the faults are over, and wants none to be lost.
 func (j *jobs) finish(t *testing.T, admin *redis.Client) {
 	ctx := context.Background()
-	// What asynq had handed to a worker that never heard of it is taken up again a minute later: let it be later.
-	for _, id := range admin.ZRange(ctx, "asynq:{default}:lease", 0, -1).Val() {
-		admin.ZAdd(ctx, "asynq:{default}:lease", redis.Z{Score: 1, Member: id})
-	}
-	stop := j.serve()
 	inspector := asynq.NewInspectorFromRedisClient(admin)
-	eventually(t, "all tasks are done", func() bool {
+	done := func() bool {
 		q, err := inspector.GetQueueInfo("default")
-		return err == nil && q.Size == 0
-	})
-	eventually(t, "the line is empty", func() bool {
-		return admin.Exists(ctx, "hg:{jobs}:tickets", "hg:{jobs}:released", "hg:{jobs}:waiting").Val() == 0
-	})
-	stop()
+		return err == nil && q.Size == 0 &&
+			admin.Exists(ctx, "hg:{jobs}:tickets", "hg:{jobs}:released", "hg:{jobs}:waiting").Val() == 0
+	}
+	// What asynq had handed to a worker that never heard of it is taken up when a server starts, if that was a minute ago: let
+	// it be. A start that Redis is too slow for takes nothing up.
+	for round := 0; round < 5 && !done(); round++ {
+		leased, err := admin.ZRange(ctx, "asynq:{default}:lease", 0, -1).Result()
+		if err != nil {
+			t.Error(err)
+		}
+		for _, id := range leased {
+			admin.ZAddXX(ctx, "asynq:{default}:lease", redis.Z{Score: 1, Member: id})
+		}
+		stop := j.serve()
+		for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && !done(); time.Sleep(20 * time.Millisecond) {
+		}
+		stop()
+	}
+	if !done() {
+		t.Error("some tasks are not done, or their line is not empty")
+	}
 	again := 0
 	for _, id := range j.enqueued {
 		if j.runs[id] == 0 {

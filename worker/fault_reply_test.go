@@ -87,7 +87,7 @@ func newLife(t *testing.T, opts []worker.Option, configure ...func(*redis.Option
 		worker.WithTracing(trace.WithTracerProvider(tracers)),
 	}, opts...)
 	// One reply tells of one charge.
-	l.near = l.rig.limiter(algos.TokenBucket{Rate: 1, Per: 24 * time.Hour, Burst: permits})
+	l.near = l.limiter(algos.TokenBucket{Rate: 1, Per: 24 * time.Hour, Burst: permits})
 	use(t, l.near, permits)
 	for i := range ofLife - 2 {
 		l.enqueue(fmt.Sprintf("t%d", i), asynq.Timeout(1000*time.Hour))

@@ -3,7 +3,7 @@
 # make fuzz   the properties for longer, and random scripts: make fuzz CHECKS=100000 FUZZTIME=1h
 # make test-acl  the same under the least ACL that is documented, on every server
 # make matrix  make test on other servers: make matrix SERVERS="/opt/valkey/bin/valkey-server /opt/redis8/bin/redis-server"
-# make soak   mixed traffic with random faults: make soak SOAK=10m
+# make soak   mixed traffic and jobs with random faults, then failovers and the like: make soak SOAK=10m takes twice that
 # make bench  Headgate beside its peers; ten minutes. It writes docs/benchmarks.md: make bench ROUNDS=2 OUT=/tmp to try
 # make bench-jobs  limited asynq tasks beside asynq's usual recipe; ten minutes
 
@@ -35,7 +35,8 @@ matrix:
 
 # What else there is of faults does more while HEADGATE_SOAK is set.
 soak: redis
-	HEADGATE_SOAK=$(SOAK) HEADGATE_REQUIRE_REDIS=1 go test -race -count=1 -timeout=0 -v -run '^Test(Soak|AServer|AFailover|ACluster|Slots|WhatIsLeft|RandomKeys)' .
+	HEADGATE_SOAK=$(SOAK) HEADGATE_REQUIRE_REDIS=1 go test -race -count=1 -timeout=0 -p 1 -v \
+		-run '^Test(Soak|AServer|AFailover|ACluster|Slots|WhatIsLeft|RandomKeys|TasksWhen)' . ./worker
 
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt'd: $$unformatted"; exit 1; }

@@ -80,10 +80,12 @@ func TestAServerThatHangsHoldsNobody(t *testing.T) {
 				})
 			}
 			all.Wait() // though the server has not gone on
+			t.Logf("400 calls with 50 ms each have returned after %v", time.Since(began))
 			if n := admitted.Load(); n != 0 {
 				t.Errorf("%d were admitted by a server that was stopped", n)
 			}
 			time.Sleep(time.Until(began.Add(time.Duration(longer(0, 3)) * time.Second)))
+			t.Logf("the server has been stopped for %v", time.Since(began))
 			server.Resume()
 			eventually(t, "it decides, and all that came too late has come back", func() bool {
 				d, err := l.Peek(ctx)

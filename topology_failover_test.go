@@ -3,6 +3,7 @@ package headgate_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -77,6 +78,17 @@ func failoverClient(t *testing.T, w *redistest.Watched) *redis.Client {
 	return rdb
 }
 
+// repeatedly runs a test once, and in a soak again and again, for a tenth of the time that this lasts.
+func repeatedly(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	lasts, _ := time.ParseDuration(os.Getenv(soakEnv))
+	rounds := 0
+	for end := time.Now().Add(lasts / 10); rounds == 0 || time.Now().Before(end) && !t.Failed(); rounds++ {
+		t.Run(fmt.Sprintf("round %d", rounds+1), test)
+	}
+	t.Logf("%d rounds", rounds)
+}
+
 // The primary is killed under traffic, and Sentinels make a replica the primary. Errors admit nobody, the same client goes on
 // by itself, and what the failover lost is one burst at most, though the replica had heard of nothing.
 func TestAFailoverLosesABurstAtMost(t *testing.T) {
@@ -86,39 +98,45 @@ func TestAFailoverLosesABurstAtMost(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			ctx := context.Background()
-			w := redistest.Sentinel(t, 1)
-			l := newLimiter(t, headgate.Redis(failoverClient(t, w)), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 500})
-			if deaf {
-				w.Replicas[0].Pause()
-				if err := w.Primary.Admin().ClientKillByFilter(ctx, "TYPE", "replica").Err(); err != nil { // before it was sent anything
-					t.Fatal(err)
-				}
-			}
-			tr := drive(t, []*headgate.Limiter{l}, 4)
-			eventually(t, "half of the burst is used", func() bool { return tr.admitted.Load() >= 250 })
-			w.Primary.Kill()
-			if deaf {
-				w.Replicas[0].Resume()
-			}
-			next := w.Successor()
-			killed := time.Now()
-			calls := next.Calls("evalsha")
-			eventually(t, "the client goes on at the new primary", func() bool { return next.Calls("evalsha") > calls+10 })
-			t.Logf("it went on within %v of the new primary; %d calls failed", time.Since(killed), tr.failed.Load())
-			eventually(t, "all is used up", func() bool { d, err := l.Peek(ctx); return err == nil && !d.Allowed })
-			tr.stop()
-			most := int64(2 * 500)
-			if n := tr.admitted.Load(); n > most {
-				t.Errorf("%d were admitted, of a burst of 500", n)
-			}
-			if n := tr.admitted.Load(); deaf && n < 500+250 {
-				t.Errorf("%d were admitted: nothing was lost, and this tests nothing", n)
-			}
-			if tr.failed.Load() == 0 {
-				t.Error("no call failed: this test tests nothing")
-			}
+			t.Parallel()
+			repeatedly(t, func(t *testing.T) { loseAPrimary(t, deaf) })
 		})
+	}
+}
+
+// loseAPrimary is one failover, to a replica that is deaf until then, or is not.
+func loseAPrimary(t *testing.T, deaf bool) {
+	ctx := context.Background()
+	w := redistest.Sentinel(t, 1)
+	l := newLimiter(t, headgate.Redis(failoverClient(t, w)), algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 500})
+	if deaf {
+		w.Replicas[0].Pause()
+		if err := w.Primary.Admin().ClientKillByFilter(ctx, "TYPE", "replica").Err(); err != nil { // before it was sent anything
+			t.Fatal(err)
+		}
+	}
+	tr := drive(t, []*headgate.Limiter{l}, 4)
+	eventually(t, "half of the burst is used", func() bool { return tr.admitted.Load() >= 250 })
+	w.Primary.Kill()
+	if deaf {
+		w.Replicas[0].Resume()
+	}
+	next := w.Successor()
+	killed := time.Now()
+	calls := next.Calls("evalsha")
+	eventually(t, "the client goes on at the new primary", func() bool { return next.Calls("evalsha") > calls+10 })
+	t.Logf("it went on within %v of the new primary; %d calls failed", time.Since(killed), tr.failed.Load())
+	eventually(t, "all is used up", func() bool { d, err := l.Peek(ctx); return err == nil && !d.Allowed })
+	tr.stop()
+	most := int64(2 * 500)
+	if n := tr.admitted.Load(); n > most {
+		t.Errorf("%d were admitted, of a burst of 500", n)
+	}
+	if n := tr.admitted.Load(); deaf && n < 500+250 {
+		t.Errorf("%d were admitted: nothing was lost, and this tests nothing", n)
+	}
+	if tr.failed.Load() == 0 {
+		t.Error("no call failed: this test tests nothing")
 	}
 }
 
@@ -126,6 +144,11 @@ func TestAFailoverLosesABurstAtMost(t *testing.T) {
 // No call fails, and the count is exact.
 func TestSlotsThatMoveUnderTraffic(t *testing.T) {
 	t.Parallel()
+	repeatedly(t, moveSlots)
+}
+
+// moveSlots moves some slots.
+func moveSlots(t *testing.T) {
 	servers := redistest.Cluster(t, 2)
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{servers[0].Addr}, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -137,7 +160,7 @@ func TestSlotsThatMoveUnderTraffic(t *testing.T) {
 		limiters = append(limiters, l.For(fmt.Sprint(i)))
 	}
 	tr := drive(t, limiters, 8)
-	for round := range longer(1, 20) {
+	for round := range longer(1, 4) {
 		for _, l := range limiters {
 			slot := servers[0].Admin().ClusterKeySlot(context.Background(), l.StoredKey("x")).Val()
 			from, to := servers[0], servers[1]
@@ -170,6 +193,11 @@ func TestSlotsThatMoveUnderTraffic(t *testing.T) {
 // A primary of a cluster dies under traffic, and its replica takes over.
 func TestAClusterThatLosesAPrimary(t *testing.T) {
 	t.Parallel()
+	repeatedly(t, loseAPrimaryOfACluster)
+}
+
+// loseAPrimaryOfACluster is one failover.
+func loseAPrimaryOfACluster(t *testing.T) {
 	ctx := context.Background()
 	primaries, replicas := redistest.ClusterWithReplicas(t, 3, 1)
 	quietly(t)

@@ -102,6 +102,7 @@ func startChildren(t *testing.T, n int, role, addr string, heard func(line strin
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _ = cmd.Process.Kill() }) // of a test that fails before it ends them
 		all = append(all, child{cmd, in})
 		ready.Add(1)
 		done.Go(func() {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/headgate-go/headgate"
 )
@@ -27,16 +28,20 @@ type Client struct {
 	client  *asynq.Client
 }
 
-// NewClient makes a Client of a limiter and of asynq's client, which stays the caller's to close. An algorithm that
-// queues by itself gives the queue its length: algos.LeakyBucket has a Capacity. The error matches headgate.ErrInvalid.
-func NewClient(limiter *headgate.Limiter, client *asynq.Client) (*Client, error) {
+// NewClient makes a Client of a limiter and of a client of the Redis that asynq uses, which stays the caller's to close. An
+// algorithm that queues by itself gives the queue its length: algos.LeakyBucket has a Capacity. It makes no call. The error
+// matches headgate.ErrInvalid.
+//
+// It is not made of an asynq.Client: go-redis sends a command again whose reply is lost, and asynq would then refuse the task
+// as a duplicate of itself.
+func NewClient(limiter *headgate.Limiter, rdb redis.UniversalClient) (*Client, error) {
 	if !made(limiter) {
 		return nil, invalidf("NewClient: the limiter is nil, or was not made by headgate.New")
 	}
-	if client == nil {
-		return nil, invalidf("NewClient: the client is nil")
+	if headgate.Redis(rdb) == nil { // of a pointer that is nil, too
+		return nil, invalidf("NewClient: the client of asynq's Redis is nil")
 	}
-	return &Client{limiter: limiter, client: client}, nil
+	return &Client{limiter: limiter, client: asynq.NewClientFromRedisClient(sentOnce{rdb})}, nil
 }
 
 // For is a Client with the limit of limiter.For(parts...).
@@ -49,7 +54,7 @@ func (c *Client) For(parts ...string) *Client {
 // asynq's, of which ProcessAt and ProcessIn are overruled. NextProcessAt of the answer is the slot, rounded up to a second.
 //
 // If the task is a duplicate, its ID is taken or an option is bad, asynq's error is returned and the slot is given back. After
-// another error of asynq's the task may be there, so the slot stays charged. Other errors are those of Limiter.Reserve; a
+// another error of asynq's, such as that of a reply that was lost, the task may be there, so the slot stays charged. Other errors are those of Limiter.Reserve; a
 // task that is nil or has no type is refused before.
 func (c *Client) Enqueue(ctx context.Context, task *asynq.Task, within time.Duration, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	return c.EnqueueN(ctx, task, 1, within, opts...)

@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
 	"github.com/headgate-go/headgate/worker"
 )
 
@@ -19,7 +21,7 @@ func TestClientSpacesTasksAndRefusesBeyondTheBound(t *testing.T) {
 	r := newRig(t)
 	ctx := context.Background()
 	l := r.limiter(algos.LeakyBucket{Rate: 1, Per: time.Minute, Capacity: 5})
-	client, err := worker.NewClient(l, r.client)
+	client, err := worker.NewClient(l, r.rdb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +62,7 @@ func TestClientSpacesTasksAndRefusesBeyondTheBound(t *testing.T) {
 func TestClientGivesTheSlotOfADuplicateBack(t *testing.T) {
 	r := newRig(t)
 	ctx := context.Background()
-	client, err := worker.NewClient(r.limiter(algos.TokenBucket{Rate: 1, Per: time.Minute, Burst: 1}), r.client)
+	client, err := worker.NewClient(r.limiter(algos.TokenBucket{Rate: 1, Per: time.Minute, Burst: 1}), r.rdb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,14 +83,14 @@ func TestClientGivesTheSlotOfADuplicateBack(t *testing.T) {
 func TestClientRefusesBadInput(t *testing.T) {
 	r := newRig(t)
 	for name, limiter := range map[string]*headgate.Limiter{"nil": nil, "not made by New": {}} {
-		if _, err := worker.NewClient(limiter, r.client); !errors.Is(err, headgate.ErrInvalid) {
+		if _, err := worker.NewClient(limiter, r.rdb); !errors.Is(err, headgate.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if _, err := worker.NewClient(r.limiter(onePerDay()), nil); !errors.Is(err, headgate.ErrInvalid) {
 		t.Errorf("no client: %v", err)
 	}
-	client, err := worker.NewClient(r.limiter(onePerDay()), r.client)
+	client, err := worker.NewClient(r.limiter(onePerDay()), r.rdb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +107,7 @@ func TestClientGivesTheSlotOfABadTaskBack(t *testing.T) {
 	r := newRig(t)
 	ctx := context.Background()
 	l := r.limiter(algos.TokenBucket{Rate: 1, Per: time.Minute, Burst: 1})
-	client, err := worker.NewClient(l, r.client)
+	client, err := worker.NewClient(l, r.rdb)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,5 +138,62 @@ func TestClientGivesTheSlotOfABadTaskBack(t *testing.T) {
 	}
 	if _, err := client.Enqueue(ctx, asynq.NewTask("x", nil), time.Hour); err != nil {
 		t.Error(err)
+	}
+}
+
+// Each call that writes loses its reply once, after Redis has executed it. A task that is there is charged, what is not there
+// costs one permit at most, and asynq's refusal of a task is never that of the task itself, sent a second time.
+func TestClientWhenAReplyIsLost(t *testing.T) {
+	ctx := context.Background()
+	for call, reached := 1, true; reached; call++ {
+		r := newRig(t)
+		proxy := redistest.NewProxy(t, r.redis.Addr)
+		bad := r.redis.Client(func(o *redis.Options) { o.Addr = proxy.Addr })
+		algorithm := algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1}
+		far, err := headgate.New(headgate.Redis(bad), "test", algorithm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := worker.NewClient(far, bad)
+		if err != nil {
+			t.Fatal(err)
+		}
+		proxy.SetOne(call, redistest.Cut)
+		ids := []string{"first", "unique", "again", "again"}
+		enqueued := make(map[string]bool)
+		for i, id := range ids {
+			var opts []asynq.Option
+			if id == "unique" {
+				opts = append(opts, asynq.Unique(time.Hour))
+			}
+			_, err := client.Enqueue(ctx, asynq.NewTask("x", nil), 100*time.Hour, append(opts, asynq.TaskID(id))...)
+			refused := errors.Is(err, asynq.ErrTaskIDConflict) || errors.Is(err, asynq.ErrDuplicateTask)
+			if refused && (id != "again" || i != len(ids)-1) {
+				t.Errorf("call %d: %s is refused: %v", call, id, err)
+			}
+			if err == nil {
+				enqueued[id] = true
+			}
+		}
+		reached = proxy.Left() < 1
+		tasks := 0
+		for _, id := range ids[:3] {
+			if r.info(id).ID != "" {
+				tasks++
+			} else if enqueued[id] {
+				t.Errorf("call %d: %s is lost", call, id)
+			}
+		}
+		d, err := r.limiter(algorithm).Peek(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		charged := int((d.ResetAfter + time.Hour - time.Second) / time.Hour)
+		if charged < tasks || charged > tasks+1 {
+			t.Errorf("call %d: %d permits are charged for %d tasks", call, charged, tasks)
+		}
+		if call > 100 {
+			t.Fatal("there is no end of calls")
+		}
 	}
 }

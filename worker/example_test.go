@@ -56,7 +56,7 @@ func ExampleClient() {
 	if err != nil {
 		panic(err)
 	}
-	client, err := worker.NewClient(limiter, asynq.NewClientFromRedisClient(rdb))
+	client, err := worker.NewClient(limiter, rdb)
 	if err != nil {
 		panic(err)
 	}

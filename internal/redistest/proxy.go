@@ -3,13 +3,14 @@ package redistest
 import (
 	"bytes"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 )
 
-// A Proxy stands between a client and a server, and does to the replies of scripts and of DEL what a bad network does. Requests
-// always get through: what is in doubt is never whether the server executed them, but whether the client learns of
+// A Proxy stands between a client and a server, and does to the replies of scripts and of other writes what a bad network does.
+// Requests always get through: what is in doubt is never whether the server executed them, but whether the client learns of
 // it. So do the greetings of new connections, lest they stand in the way of what a client must not do: ask again.
 type Proxy struct {
 	Addr string
@@ -17,9 +18,16 @@ type Proxy struct {
 	mu      sync.Mutex
 	fate    Fate
 	changed chan struct{} // closed when fate changes
+	single  Fate          // of the reply that is due
+	due     int           // how many replies from now
 	held    chan struct{} // has a value for each reply that is being held
 	next    chan struct{} // lets one of them through
+	ended   chan struct{} // closed when connections are dead
+	end     func()
 }
+
+// writes are the commands that a Proxy takes for writes, as clients send them.
+var writes = [][]byte{[]byte("\r\nevalsha\r\n"), []byte("\r\neval\r\n"), []byte("\r\ndel\r\n"), []byte("\r\nset\r\n"), []byte("\r\nsadd\r\n")}
 
 // A Fate is what becomes of replies.
 type Fate int
@@ -33,6 +41,8 @@ const (
 	Swallow
 	// Cut closes the connection instead.
 	Cut
+	// Dead is the end of the client's process: all connections are closed, and no other is made.
+	Dead
 )
 
 // NewProxy starts a proxy in front of a server. It ends with the test.
@@ -42,9 +52,16 @@ func NewProxy(t testing.TB, server string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{Addr: l.Addr().String(), changed: make(chan struct{}), held: make(chan struct{}, 1000), next: make(chan struct{})}
+	p := &Proxy{
+		Addr: l.Addr().String(), changed: make(chan struct{}), held: make(chan struct{}, 1000), next: make(chan struct{}),
+		ended: make(chan struct{}),
+	}
 	var wg sync.WaitGroup
-	done := make(chan struct{})
+	done := p.ended
+	p.end = sync.OnceFunc(func() {
+		_ = l.Close()
+		close(done)
+	})
 	wg.Go(func() {
 		for {
 			client, err := l.Accept()
@@ -55,8 +72,7 @@ func NewProxy(t testing.TB, server string) *Proxy {
 		}
 	})
 	t.Cleanup(func() {
-		close(done)
-		_ = l.Close()
+		p.end()
 		wg.Wait()
 	})
 	return p
@@ -64,6 +80,9 @@ func NewProxy(t testing.TB, server string) *Proxy {
 
 // Set changes what becomes of replies from now on, those that are being held included.
 func (p *Proxy) Set(fate Fate) {
+	if fate == Dead {
+		p.end()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fate = fate
@@ -71,11 +90,38 @@ func (p *Proxy) Set(fate Fate) {
 	p.changed = make(chan struct{})
 }
 
+// SetOne has the n-th reply from now on, counted from 1, meet a fate of its own.
+func (p *Proxy) SetOne(n int, fate Fate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.due, p.single = n, fate
+}
+
+// Left is how many replies there are to come, at least, until the one that meets a fate of its own has; below 1 if it has.
+func (p *Proxy) Left() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.due
+}
+
+// Ended is closed when the client's process is Dead.
+func (p *Proxy) Ended() <-chan struct{} { return p.ended }
+
 // Holding waits until a reply is being held: the server has executed the request, and the client does not know.
 func (p *Proxy) Holding() { <-p.held }
 
 // Next delivers a reply that is being held. Those after it are held.
 func (p *Proxy) Next() { p.next <- struct{}{} }
+
+// meet is the fate of a reply that has just come.
+func (p *Proxy) meet() (Fate, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.due--; p.due == 0 {
+		return p.single, p.changed
+	}
+	return p.fate, p.changed
+}
 
 func (p *Proxy) current() (Fate, <-chan struct{}) {
 	p.mu.Lock()
@@ -101,7 +147,7 @@ func (p *Proxy) serve(client net.Conn, addr string, done <-chan struct{}) {
 		_ = client.Close()
 		_ = server.Close()
 	})
-	var writes atomic.Bool // the reply that comes next is to a script or a DEL
+	var writing atomic.Bool // the reply that comes next is to a write
 	wg.Go(func() {
 		defer server.Close()
 		buffer := make([]byte, 64<<10)
@@ -110,30 +156,30 @@ func (p *Proxy) serve(client net.Conn, addr string, done <-chan struct{}) {
 			if err != nil {
 				return
 			}
-			if bytes.Contains(buffer[:n], []byte("eval")) || bytes.Contains(buffer[:n], []byte("del")) {
-				writes.Store(true)
+			if slices.ContainsFunc(writes, func(command []byte) bool { return bytes.Contains(buffer[:n], command) }) {
+				writing.Store(true)
 			}
 			if _, err := server.Write(buffer[:n]); err != nil {
 				return
 			}
 		}
 	})
-	p.replies(client, server, &writes, done)
+	p.replies(client, server, &writing, done)
 	close(over)
 	wg.Wait()
 }
 
 // replies carries what the server says to the client, as fate has it.
-func (p *Proxy) replies(client, server net.Conn, writes *atomic.Bool, done <-chan struct{}) {
+func (p *Proxy) replies(client, server net.Conn, writing *atomic.Bool, done <-chan struct{}) {
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := server.Read(buffer)
 		if err != nil {
 			return
 		}
-		fate, changed := p.current()
-		if !writes.Swap(false) {
-			fate = Pass
+		fate, changed := Pass, (<-chan struct{})(nil)
+		if writing.Swap(false) {
+			fate, changed = p.meet()
 		}
 		for fate == Hold {
 			select {
@@ -150,6 +196,9 @@ func (p *Proxy) replies(client, server net.Conn, writes *atomic.Bool, done <-cha
 			}
 		}
 		switch fate {
+		case Dead:
+			p.end()
+			return
 		case Cut:
 			return
 		case Swallow:

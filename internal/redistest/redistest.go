@@ -234,7 +234,9 @@ func (s *Server) Client(configure ...func(*redis.Options)) *redis.Client {
 // closed with the test.
 func (s *Server) Admin() *redis.Client {
 	s.t.Helper()
-	rdb := redis.NewClient(s.adminOptions())
+	o := s.adminOptions()
+	o.ReadTimeout = 30 * time.Second // a server that writes each command to a busy disk takes its time
+	rdb := redis.NewClient(o)
 	s.t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
 }

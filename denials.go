@@ -89,18 +89,21 @@ type moment struct {
 	changes uint64
 }
 
-// refuse answers a request that comes too early, as far as is known: with a Wait below 0.
-func (d *denials) refuse(at line, request driver.Request) (asked moment, reply driver.Reply) {
+// refuse answers a request that comes too early, as far as is known.
+func (d *denials) refuse(at line, request driver.Request, reply *driver.Reply) (asked moment, refused bool) {
 	if !d.concern(at, request) {
-		return asked, reply
+		return asked, false
 	}
 	asked = moment{time.Since(d.base).Microseconds(), d.changes.Load()}
-	for _, known := range d.find(at) {
+	costs := d.find(at)
+	for i := range costs {
+		known := &costs[i]
 		if known.cost <= request.Cost && asked.now+request.Bound < known.slot {
-			reply = driver.Reply{Wait: asked.now + request.Bound - known.slot, Reset: max(known.reset-asked.now, 0)}
+			*reply = driver.Reply{Wait: asked.now + request.Bound - known.slot, Reset: max(known.reset-asked.now, 0)}
+			refused = true
 		}
 	}
-	return asked, reply
+	return asked, refused
 }
 
 // learn notes a refusal of what was asked, unless this process has changed something since. Where other parameters have

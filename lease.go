@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,7 +25,8 @@ const (
 // Permits own places on the limiter's line (see package algos), and each may be used from its slot until its place begins:
 // the places of the permits that are used in any stretch of time w then begin within w and a burst's span, which is all
 // that the proof needs. A lease is taken only if all of it may be used at once, the place that begins first is used first,
-// and what is left is forgotten as the places begin: that is at the limiter's rate.
+// and what is left is forgotten as the places begin: that is at the limiter's rate. What callers wait for is taken together
+// with a lease, and is theirs at once, as if they had asked Redis.
 type lender struct {
 	*redisStore
 	plan *plan
@@ -32,12 +34,12 @@ type lender struct {
 	most int64     // permits in a lease
 	base time.Time // instants are µs since then
 
-	latest atomic.Pointer[lent] // the key that was asked for last
-	mu     sync.RWMutex
-	keys   map[string]*lent
-	closed bool
-	errand sync.WaitGroup // fetches
-	ended  chan struct{}  // closed when everything was given back
+	latest  atomic.Pointer[lent] // the key that was asked for last
+	mu      sync.RWMutex
+	keys    map[string]*lent
+	closed  bool
+	errands sync.WaitGroup // fetches
+	ended   chan struct{}  // closed when everything was given back
 }
 
 // lent is what one key has.
@@ -45,14 +47,30 @@ type lent struct {
 	key string
 
 	mu      sync.Mutex
-	leases  [2]lease        // the second is fetched ahead
-	fetched int64           // leases so far
-	size    int64           // of the last one, or half of what was refused
-	asked   int64           // when somebody came last
-	not     int64           // before when there is nothing to fetch
-	coming  <-chan struct{} // while one is fetched; closed when it has come, or takes too long
-	gone    bool            // it is no longer in keys
-	resets  int             // what was fetched before one is forgotten
+	leases  [2]lease    // the second is fetched ahead
+	fetched int64       // leases so far
+	size    int64       // of the last one, or half of what was refused
+	asked   int64       // when somebody came last
+	not     int64       // before when there is nothing to fetch
+	coming  *errand     // while one is fetched
+	waiting []*borrower // for it, in the order in which they came
+	scarce  bool        // somebody had to wait for the last one: the next is fetched as soon as there is room for it
+	gone    bool        // it is no longer in keys
+	resets  int         // what was fetched before one is forgotten
+}
+
+// An errand is the fetching of a lease.
+type errand struct {
+	late bool // nobody waits for it any more
+}
+
+// A borrower is a request that waits for a lease.
+type borrower struct {
+	of     *lent
+	cost   int64
+	by     *errand // that brings what it asks for, on top of a lease
+	reply  driver.Reply
+	served chan bool // whether there is a reply; there is none if the lease was refused
 }
 
 // A lease is permits of one grant that are left: the last of it.
@@ -60,6 +78,7 @@ type lease struct {
 	number  int64 // which of the key's it is
 	left    int64
 	ends    int64 // when the last one's place ends at the earliest
+	begins  int64 // before when no place of those that are left begins, as far as is known
 	receipt algos.Receipt
 }
 
@@ -71,119 +90,219 @@ func (*lender) source() Source { return SourceLease }
 
 func (l *lender) now() int64 { return time.Since(l.base).Microseconds() }
 
-func (l *lender) decide(ctx context.Context, p *plan, key string, request driver.Request, life uint64) (grant, error) {
+func (l *lender) decide(ctx context.Context, p *plan, key string, request driver.Request, life uint64) (g grant, err error) {
+	err = l.decideInto(ctx, p, key, request, life, &g)
+	return g, err
+}
+
+// decideInto is decide, and quicker: a grant is not worth copying on its way.
+func (l *lender) decideInto(ctx context.Context, p *plan, key string, request driver.Request, life uint64, g *grant) error {
 	switch {
 	case request.Cost < 0:
-		return grant{Reply: driver.Reply{Wait: l.takeBack(key, request)}}, nil
+		g.Wait = l.takeBack(key, request)
+		return nil
 	case request.Bound == driver.Ask:
-		return l.redisStore.decide(ctx, p, key, request, life)
+		return l.redisStore.decideInto(ctx, p, key, request, life, g)
 	}
-	reply, ok, coming := l.hand(key, request.Cost)
-	if coming != nil { // it takes no longer than a call of one's own
+	ok, b := l.hand(key, request.Cost, &g.Reply)
+	if b != nil { // it takes no longer than a call of one's own
 		select {
+		case ok = <-b.served:
 		case <-ctx.Done():
-			return grant{}, storeError("decide", key, fmt.Errorf("%w: %w", errUnsent, ctx.Err()))
-		case <-coming:
+			if b.leave() {
+				return storeError("decide", key, fmt.Errorf("%w: %w", errUnsent, ctx.Err()))
+			}
+			ok = <-b.served // it came just now
 		}
-		reply, ok, _ = l.hand(key, request.Cost)
+		g.Reply = b.reply
 	}
 	if !ok {
-		return l.redisStore.decide(ctx, p, key, request, life)
+		return l.redisStore.decideInto(ctx, p, key, request, life, g)
 	}
-	return grant{Reply: reply, store: l, plan: p, key: key}, nil
+	g.store, g.plan, g.key = l, p, key
+	return nil
 }
 
 // hand gives out cost permits of a lease, if it has them, and sees to it that there will be some. If it has not, and some
-// are on their way, the channel is closed when they have come.
-func (l *lender) hand(key string, cost int64) (reply driver.Reply, ok bool, coming <-chan struct{}) {
+// are on their way, the request waits for those. The clock is read before the lock is taken, as by Memory.
+func (l *lender) hand(key string, cost int64, reply *driver.Reply) (ok bool, b *borrower) {
+	now := l.now()
 	h := l.lock(key)
 	if h == nil {
-		return driver.Reply{}, false, nil
+		return false, nil
 	}
 	defer h.mu.Unlock()
-	now := l.now()
+	now = max(now, h.asked)
 	h.spoil(l.rule, now)
 	first, second := &h.leases[0], &h.leases[1]
-	from := first
-	if first.left < cost {
-		from = second
-	}
-	if ok = from.left >= cost; ok {
-		from.left -= cost
-		reply = driver.Reply{
-			Remaining: max(first.left, second.left), Reset: max(first.ends, second.ends) - now,
-			Receipt: algos.Receipt{Period: from.number, Number: from.left},
-		}
+	if from := h.lease(cost); from.left >= cost {
+		ok, *reply = true, h.take(from, cost, now)
 	}
 	again := now-h.asked < hot.Microseconds()
 	h.asked = now
-	if again && h.coming == nil && now >= h.not && second.left == 0 && first.left <= h.size/2 {
-		ctx, arrived := context.WithTimeout(context.Background(), patience)
-		h.coming = ctx.Done()
-		h.size = min(2*h.size, l.most)
-		l.errand.Add(1)
-		go l.fetch(h, h.size, arrived)
+	if again && h.coming == nil && now >= h.not && second.left == 0 && (h.scarce || first.left <= h.size/2) {
+		h.begin(l.most)
+		l.errands.Add(1)
+		go l.fetch(h)
 	}
-	if !ok && cost <= h.size {
-		coming = h.coming
+	if !ok && h.coming != nil && !h.coming.late && cost <= h.size {
+		b = &borrower{of: h, cost: cost, served: make(chan bool, 1)}
+		h.waiting = append(h.waiting, b)
 	}
-	return reply, ok, coming
+	return ok, b
+}
+
+// lease is the one to take permits from, if it has them: the first one whose places begin.
+func (h *lent) lease(cost int64) *lease {
+	if h.leases[0].left < cost {
+		return &h.leases[1]
+	}
+	return &h.leases[0]
+}
+
+// take takes permits from one of the leases.
+func (h *lent) take(from *lease, cost, now int64) driver.Reply {
+	from.left -= cost
+	return driver.Reply{
+		Remaining: max(h.leases[0].left, h.leases[1].left), Reset: max(h.leases[0].ends, h.leases[1].ends) - now,
+		Receipt: algos.Receipt{Period: from.number, Number: from.left},
+	}
+}
+
+// leave takes a request back, unless it has been answered.
+func (b *borrower) leave() bool {
+	b.of.mu.Lock()
+	defer b.of.mu.Unlock()
+	i := slices.Index(b.of.waiting, b)
+	if i < 0 {
+		return false
+	}
+	b.of.waiting = slices.Delete(b.of.waiting, i, i+1)
+	return true
 }
 
 // spoil forgets the permits whose places have begun.
 func (h *lent) spoil(rule algos.Lender, now int64) {
 	for i := range h.leases {
 		lease := &h.leases[i]
-		if lease.left == 0 {
+		if lease.left == 0 || now < lease.begins {
 			continue
 		}
-		if good := rule.Permits(max(lease.ends-now, 0)); good < lease.left {
-			lease.left = good
-		}
+		lease.left = min(lease.left, rule.Permits(max(lease.ends-now, 0)))
+		lease.begins = lease.ends - rule.Span(lease.left) - 1 // rounded down, like the span
 	}
 	if h.leases[0].left == 0 {
 		h.leases[0], h.leases[1] = h.leases[1], lease{}
 	}
 }
 
-// fetch takes a lease, if all of it may be used now.
-func (l *lender) fetch(h *lent, size int64, arrived func()) {
-	defer l.errand.Done()
-	defer arrived()
-	h.mu.Lock()
-	resets := h.resets
-	h.mu.Unlock()
-	began := l.now()
-	ask := []driver.Request{{Cost: 1, Bound: driver.Ask}, {Cost: size}} // the first tells how long the line is
-	replies, err := l.call(context.Background(), line{l.plan, h.key}, ask, nil)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.coming = nil
-	if err != nil {
-		h.not = l.now() + leaseAgain.Microseconds()
-		return
+// begin notes that a lease is fetched from now on. Under mu.
+func (h *lent) begin(most int64) {
+	h.coming = new(errand)
+	h.size = min(2*h.size, most)
+}
+
+// fetch takes leases, one after the other for as long as callers wait for them.
+func (l *lender) fetch(h *lent) {
+	defer l.errands.Done()
+	for l.fetchOne(h) {
 	}
-	before, reply := replies.At(0), replies.At(1)
-	if reply.Wait < 0 {
+}
+
+// fetchOne takes a lease, and with it what callers wait for, if all of it may be used now. It tells whether it has begun
+// another one.
+func (l *lender) fetchOne(h *lent) (again bool) {
+	h.mu.Lock()
+	this, size, resets := h.coming, h.size, h.resets
+	total := size
+	for _, b := range h.waiting {
+		if total+b.cost <= int64(l.rule.Max()) {
+			b.by = this
+			total += b.cost
+		}
+	}
+	h.mu.Unlock()
+	overdue := time.AfterFunc(patience, func() { h.giveUp(this) })
+	began := l.now()
+	ask := []driver.Request{{Cost: 1, Bound: driver.Ask}, {Cost: total}} // the first tells how long the line is
+	replies, err := l.call(context.Background(), line{l.plan, h.key}, ask, nil)
+	overdue.Stop()
+
+	h.mu.Lock()
+	now := max(l.now(), h.asked)
+	var served, dismissed []*borrower
+	if err != nil {
+		h.not = now + leaseAgain.Microseconds()
+	} else if before, reply := replies.At(0), replies.At(1); reply.Wait < 0 {
 		h.size = max(size/4, 1) // the next one is of twice that
 		h.not = began + min(-reply.Wait, leaseAgain.Microseconds())
-		return
+	} else if h.resets == resets {
+		h.fetched++
+		fresh := lease{number: h.fetched, left: total, receipt: reply.Receipt}
+		// The instant before the call is no later than that of the grant. Spans are rounded, so a microsecond is taken off.
+		if reply.Reset > before.Reset {
+			fresh.ends = began + reply.Reset - 1
+		} else { // the permits fill a hole, wherever it was
+			fresh.ends = began + l.rule.Span(total) - 1
+		}
+		h.leases[1] = fresh
+		served = h.serve(served, now, this)
+		h.spoil(l.rule, now)
+		if h.leases[0].left == 0 && size == l.most { // the limiter refills it faster than it comes
+			h.not = now + leaseAgain.Microseconds()
+		}
+		served = h.serve(served, now, nil)
+		h.scarce = len(served) > 0
+		again = h.scarce && now >= h.not && h.leases[1].left == 0 && !h.gone
 	}
-	if h.resets != resets {
-		return
+	if again {
+		h.begin(l.most)
+	} else {
+		h.coming = nil
+		h.waiting, dismissed = nil, h.waiting
 	}
-	h.fetched++
-	fresh := lease{number: h.fetched, left: size, receipt: reply.Receipt}
-	// The instant before the call is no later than that of the grant. Spans are rounded, so a microsecond is taken off.
-	if reply.Reset > before.Reset {
-		fresh.ends = began + reply.Reset - 1
-	} else { // the permits fill a hole, wherever it was
-		fresh.ends = began + l.rule.Span(size) - 1
+	h.mu.Unlock()
+	tell(served, true)
+	tell(dismissed, false)
+	return again
+}
+
+// serve gives to those who wait, in the order in which they came: by an errand, to those who are counted in it, and
+// otherwise to all. Under mu.
+func (h *lent) serve(served []*borrower, now int64, by *errand) []*borrower {
+	waiting := h.waiting
+	h.waiting = nil
+	for _, b := range waiting {
+		from := h.lease(b.cost)
+		if by != nil {
+			from = &h.leases[1]
+		}
+		if by != nil && b.by != by || from.left < b.cost {
+			h.waiting = append(h.waiting, b)
+			continue
+		}
+		b.reply = h.take(from, b.cost, now)
+		served = append(served, b)
 	}
-	h.leases[1] = fresh
-	h.spoil(l.rule, l.now())
-	if h.leases[0].left == 0 && size == l.most { // the limiter refills it faster than it comes
-		h.not = l.now() + leaseAgain.Microseconds()
+	return served
+}
+
+// giveUp has nobody wait any longer for a lease that does not come.
+func (h *lent) giveUp(on *errand) {
+	h.mu.Lock()
+	on.late = true
+	var dismissed []*borrower
+	if h.coming == on {
+		h.waiting, dismissed = nil, h.waiting
+	}
+	h.mu.Unlock()
+	tell(dismissed, false)
+}
+
+// tell lets them know whether they have been served.
+func tell(all []*borrower, served bool) {
+	for _, b := range all {
+		b.served <- served
 	}
 }
 
@@ -198,6 +317,7 @@ func (l *lender) takeBack(key string, request driver.Request) int64 {
 	for i := range h.leases {
 		if lease := &h.leases[i]; lease.number == request.Receipt.Period && lease.left == request.Receipt.Number {
 			lease.left -= request.Cost
+			lease.begins = 0
 			return -request.Cost
 		}
 	}
@@ -295,7 +415,7 @@ func (l *lender) close(ctx context.Context) error {
 	}
 	_, err := bounded(ctx, func(ctx context.Context) (_ struct{}, err error) {
 		defer close(l.ended)
-		l.errand.Wait()
+		l.errands.Wait()
 		for key, h := range keys {
 			err = errors.Join(err, l.giveBack(ctx, key, h))
 		}

@@ -92,7 +92,7 @@ func TestALeaseOfAHoleDecaysWithTheHole(t *testing.T) {
 		sleepUntil(start, 8*tick-time.Microsecond)
 		cancel(t, hole) // its places begin at 20 to 27 ticks
 		sleepUntil(start, 8*tick)
-		lease := func(l *headgate.Limiter) { // takes one, and two leases of two, of which it uses one
+		lease := func(l *headgate.Limiter) { // takes one, another with a lease of two, and a second lease
 			for range 2 {
 				if d := allowN(t, l, 1); !d.Allowed {
 					t.Fatalf("%+v", d)
@@ -103,9 +103,9 @@ func TestALeaseOfAHoleDecaysWithTheHole(t *testing.T) {
 		sleepUntil(start, 13*tick)
 		lease(all[0])
 		sleepUntil(start, 16*tick)
-		lease(all[1]) // the second lease is at the end of the line
+		lease(all[1]) // its leases are at the end of the line
 		sleepUntil(start, 30*tick)
-		if n := useUp(t, []*headgate.Limiter{all[0], all[1], plain}); n != 18 { // four are owed, and two of them are held
+		if n := useUp(t, []*headgate.Limiter{all[0], all[1], plain}); n != 17 { // seven are owed, and four of them are held
 			t.Errorf("%d at once", n)
 		}
 	})

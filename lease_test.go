@@ -239,6 +239,41 @@ func TestBesideALeaseEverythingIsAsWithout(t *testing.T) {
 	})
 }
 
+// Those who come while a lease is on its way are served by it, or by the next, and nobody makes a call of his own.
+func TestWhoeverWaitsForALeaseIsServedByIt(t *testing.T) {
+	const callers, burst = 40, 4000
+	inRedisTime(t, func(t *testing.T, server *redistest.Server, rdb *redis.Client) {
+		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: burst}, headgate.WithLease(8))
+		used := warm(t, l, 8)
+		before := server.Calls("evalsha")
+		var crowd sync.WaitGroup
+		for range callers {
+			crowd.Go(func() {
+				for range 5 {
+					if d := allowN(t, l, 1); !d.Allowed || d.Source != headgate.SourceLease {
+						t.Errorf("%+v", d)
+					}
+				}
+			})
+		}
+		crowd.Wait()
+		synctest.Wait()
+		if calls := server.Calls("evalsha") - before; calls > callers*5/8+3 {
+			t.Errorf("%d calls for %d permits", calls, callers*5)
+		}
+		used += callers * 5
+		plain := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: burst})
+		d, err := plain.Peek(context.Background())
+		if held := burst - used - d.Remaining; err != nil || held < 0 || held > 2*8 {
+			t.Errorf("%d are held, %v", held, err)
+		}
+		closeAll(t, []*headgate.Limiter{l})
+		if d, err = plain.Peek(context.Background()); err != nil || d.Remaining != burst-used {
+			t.Errorf("%d used, and %+v, %v", used, d, err)
+		}
+	})
+}
+
 func TestWhatIsCancelledGoesBackToTheLease(t *testing.T) {
 	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
 		returned := -1

@@ -245,10 +245,17 @@ func (l *Limiter) decideBy(ctx context.Context, p *plan, key string, n int, boun
 		bound = min(bound, p.rule.Horizon(int64(n)))
 	}
 	request := driver.Request{Cost: int64(n), Bound: bound}
-	if m, ok := l.store.(*memoryStore); ok && p.shared == nil {
-		g.plan, g.key = p, key
-		m.decideAt(l.seat, request, g)
-		return nil
+	switch s := l.store.(type) { // those that answer without a call answer where it is wanted
+	case *memoryStore:
+		if p.shared == nil {
+			g.plan, g.key = p, key
+			s.decideAt(l.seat, request, g)
+			return nil
+		}
+	case *lender:
+		return s.decideInto(ctx, p, key, request, 0, g)
+	case *redisStore:
+		return s.decideInto(ctx, p, key, request, 0, g)
 	}
 	*g, err = l.store.decide(ctx, p, key, request, 0)
 	return err

@@ -52,16 +52,16 @@ func WithMaxWait(d time.Duration) Option {
 // WithLease has the process take up to n permits of a key at a time, at least 2 and at most the burst, and hand them out
 // itself: for keys that are asked for far more often than Redis can answer. The limit holds at every instant, in all
 // processes together, since a permit that is held is good only until the limiter would have refilled it: what is not used
-// decays at the limiter's rate. Waits, costs and bounds are as without; where the process holds too little, a request goes
-// to Redis.
+// decays at the limiter's rate. Waits, costs and bounds are as without; where the process holds too little, a request waits
+// for the lease that is on its way, which brings what is asked for beside its own n, or goes to Redis.
 //
 // The first lease of a key is taken when it is asked for twice within a second, and is small; each is twice as large as the
 // one before, and half as large after one that the limiter had too little left for. They are only of permits that may be
 // used at once, so under a limit that is used up everybody stands in the same queue as without. The next one is fetched
-// when half is used, so a limiter holds up to one and a half. What it holds, others are refused until it decays: the limit
-// is used in full only if the burst is larger than what all processes hold together. Remaining and ResetAfter of such a
-// decision are what this limiter knows. A Reset forgets what this limiter holds, and not what others do. A machine that
-// was suspended may use what has decayed meanwhile.
+// when half is used, or at once if somebody had to wait for the last, so a limiter holds up to two. What it holds, others
+// are refused until it decays: the limit is used in full only if the burst is larger than what all processes hold
+// together. Remaining and ResetAfter of such a decision are what this limiter knows. A Reset forgets what this limiter
+// holds, and not what others do. A machine that was suspended may use what has decayed meanwhile.
 //
 // Close gives back what is held. A lease needs an algorithm that refills steadily, TokenBucket or Funnel, and parameters
 // that nobody changes; New refuses others. With a Memory store there is nothing to save, and the option does nothing.

@@ -83,28 +83,36 @@ func (s *redisStore) source() Source { return SourceRedis }
 
 func (s *redisStore) close(context.Context) error { return nil }
 
-func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, _ uint64) (grant, error) {
+func (s *redisStore) decide(ctx context.Context, p *plan, key string, request driver.Request, life uint64) (g grant, err error) {
+	err = s.decideInto(ctx, p, key, request, life, &g)
+	return g, err
+}
+
+// decideInto is decide, and quicker where a denial is remembered.
+func (s *redisStore) decideInto(ctx context.Context, p *plan, key string, request driver.Request, _ uint64, g *grant) (err error) {
 	if o := s.circuit.outage.Load(); o != nil && request.Cost < 0 { // clean-up is not worth waiting for
-		return grant{}, &StoreError{Op: "give back", Err: o.err}
+		return &StoreError{Op: "give back", Err: o.err}
 	}
 	at := line{p, key}
-	known, reply := s.denials.refuse(at, request)
-	if reply.Wait < 0 {
-		return grant{Reply: reply, store: remembered{s}, plan: p, key: key}, nil
+	known, refused := s.denials.refuse(at, request, &g.Reply)
+	if refused {
+		g.store, g.plan, g.key = remembered{s}, p, key
+		return nil
 	}
 	reply, err := s.ask(ctx, at, request)
 	if err == nil {
 		s.denials.learn(at, request, reply, known)
-		return grant{Reply: reply, store: s, plan: p, key: key}, nil
+		*g = grant{Reply: reply, store: s, plan: p, key: key}
+		return nil
 	}
 	if moved, ok := errors.AsType[*movedError](err); ok {
-		return grant{}, moved
+		return moved
 	}
 	op := "decide"
 	if request.Cost < 0 {
 		op = "give back"
 	}
-	return grant{}, storeError(op, key, err)
+	return storeError(op, key, err)
 }
 
 // call runs the script once, for all requests in their order. A second attempt follows only where the first proves

@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
 // Calls for different keys that are made at the same time share connections: while a few are under way, those that come
-// meanwhile go together in one pipeline, as soon as one of them has ended. Who comes alone notices nothing.
+// meanwhile go together in one pipeline, as soon as one of them has ended, and share commands in it where they can (see
+// pack). Who comes alone notices nothing.
 
 const (
 	// fewCalls is how many calls and pipelines are under way before others wait for one of them: one that Redis works
@@ -30,17 +32,28 @@ type outbox struct {
 	progress time.Time // when a call began or ended last
 	waiting  []*parcel
 	overdue  *time.Timer // while somebody waits: sends them if what is under way takes too long
+
+	keys    atomic.Int32 // unasked, together or apart: whether one server has all of them
+	scripts sync.Map     // for many keys, by the SHA1 of those for one
 }
 
 // A parcel is a command that waits to be sent.
 type parcel struct {
-	ctx  context.Context
-	cmd  once
-	done chan struct{} // closed when it has been answered, or has failed
+	ctx      context.Context
+	cmd      once
+	source   string // of the script
+	requests int
+	done     chan struct{} // closed when it has been answered, or has failed
+}
+
+// fail is the end of a parcel that has no answer.
+func (p *parcel) fail(err error) {
+	p.cmd.SetErr(err)
+	close(p.done)
 }
 
 // process sends a command once, and returns when it has its answer or its error.
-func (o *outbox) process(ctx context.Context, cmd redis.Cmder) {
+func (o *outbox) process(ctx context.Context, script scriptCall, cmd redis.Cmder) {
 	defer func() { o.lookAround(cmd.Err()) }()
 	if o.alone {
 		_ = o.client.Process(ctx, once{cmd}) // the error is the command's too
@@ -49,7 +62,7 @@ func (o *outbox) process(ctx context.Context, cmd redis.Cmder) {
 	o.mu.Lock()
 	// What is under way for too long has met a dead connection, and holds up nobody else.
 	if o.underWay >= fewCalls && time.Since(o.progress) < patience {
-		p := &parcel{ctx, once{cmd}, make(chan struct{})}
+		p := &parcel{ctx, once{cmd}, script.source, max(1, len(script.callers)), make(chan struct{})}
 		o.waiting = append(o.waiting, p)
 		if o.overdue == nil {
 			o.overdue = time.AfterFunc(patience, o.rescue)
@@ -124,17 +137,24 @@ func (o *outbox) next() (batch []*parcel) {
 // flush sends a pipeline, and others for those who have come meanwhile.
 func (o *outbox) flush(batch []*parcel) {
 	for ; batch != nil; batch = o.next() {
-		pipe := o.client.Pipeline()
-		for _, p := range batch {
-			if p.ctx.Err() != nil { // nobody waits for it any more
-				p.cmd.SetErr(errUnsent)
-			} else {
-				_ = pipe.Process(p.ctx, p.cmd)
+		for letters := o.pack(batch, o.keys.Load()); len(letters) > 0; {
+			pipe := o.client.Pipeline()
+			hello := o.hello()
+			if hello != nil {
+				_ = pipe.Process(context.Background(), hello)
 			}
-		}
-		_, _ = pipe.Exec(context.Background()) // each command has its own error
-		for _, p := range batch {
-			close(p.done)
+			for _, l := range letters {
+				_ = pipe.Process(context.Background(), l.cmd)
+			}
+			_, _ = pipe.Exec(context.Background()) // each command has its own error
+			if hello != nil {
+				o.meet(hello)
+			}
+			var again []*letter
+			for _, l := range letters {
+				again = append(again, o.open(l)...)
+			}
+			letters = again
 		}
 	}
 }

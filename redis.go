@@ -19,7 +19,8 @@ import (
 // Redis makes a Store that keeps limits in Redis 6 or later, or a server that speaks its protocol and runs its Lua:
 // standalone, Sentinel, Cluster or Ring. The client stays the caller's, to configure and to close.
 //
-// Each decision is one call of one script on one key, which those that arrive at the same time share. A call that charges
+// Each decision is one call of one script on one key, which those that arrive at the same time share; where one server has
+// all keys, a command carries such calls for up to 64 of them, each with an outcome of its own. A call that charges
 // is sent once, whatever the client's MaxRetries says; it is repeated only after an answer that proves that it did not
 // run: NOSCRIPT, and for up to two seconds LOADING and TRYAGAIN. The caller's context bounds each call, its deadline and
 // its cancellation, whatever the client's ContextTimeoutEnabled says. A call whose caller has left goes on until the
@@ -53,8 +54,8 @@ func ClientClock() RedisOption {
 
 // Unbatched has each request make a call of its own, on a connection of its own. Without it, requests for one key that
 // arrive while a call for it is under way share the next one, in the order of their arrival, and calls for different keys
-// that are made at the same time share pipelines. With many callers that is many times faster, the answers are the same,
-// and one who comes alone notices nothing.
+// that are made at the same time share pipelines, and commands in them if the server says by HELLO that it stands alone.
+// With many callers that is many times faster, the answers are the same, and one who comes alone notices nothing.
 func Unbatched() RedisOption {
 	return func(s *redisStore) { s.lines.calls, s.outbox.alone = nil, true }
 }
@@ -197,7 +198,7 @@ func (s scriptCall) until(ctx context.Context) (last time.Time, ok bool) {
 // eval runs a script, whose EVALSHA the arguments are. It is sent again only after an answer that proves that it did not
 // run: NOSCRIPT, and for two seconds LOADING (the server has just started) and TRYAGAIN (a cluster is moving the keys).
 // The hook is told of each.
-func eval[T any](ctx context.Context, script scriptCall, args []any, run func(context.Context, []any) (T, error)) (T, error) {
+func eval[T any](ctx context.Context, script scriptCall, args []any, run func(context.Context, scriptCall, []any) (T, error)) (T, error) {
 	reply, err := observed(ctx, script, args, run)
 	var pauses *backoff.ExponentialBackOff
 	for err != nil && ctx.Err() == nil {
@@ -226,16 +227,16 @@ func eval[T any](ctx context.Context, script scriptCall, args []any, run func(co
 }
 
 // observed tells the hook, if there is one, of a command.
-func observed[T any](ctx context.Context, script scriptCall, args []any, run func(context.Context, []any) (T, error)) (T, error) {
+func observed[T any](ctx context.Context, script scriptCall, args []any, run func(context.Context, scriptCall, []any) (T, error)) (T, error) {
 	if script.hook == nil {
-		reply, err := run(ctx, args)
+		reply, err := run(ctx, script, args)
 		return reply, fromScript(err)
 	}
 	command, _ := args[0].(string)
 	ctx, end := script.tell(ctx, Operation{
 		Verb: VerbCall, Algorithm: script.algorithm, Command: strings.ToUpper(command), Links: script.callers,
 	})
-	reply, err := run(ctx, args)
+	reply, err := run(ctx, script, args)
 	err = fromScript(err)
 	switch _, moved := errors.AsType[*movedError](err); {
 	case end == nil:
@@ -253,16 +254,16 @@ var errDates = errors.New("the server's clock is another than it was a moment ag
 // errReply means that something between here and the server changed the reply: the call has run.
 var errReply = errors.New("the reply is not that of Headgate's script")
 
-func (s *redisStore) run(ctx context.Context, args []any) ([]int64, error) {
+func (s *redisStore) run(ctx context.Context, script scriptCall, args []any) ([]int64, error) {
 	cmd := redis.NewIntSliceCmd(ctx, args...)
-	s.outbox.process(ctx, cmd)
+	s.outbox.process(ctx, script, cmd)
 	return cmd.Result()
 }
 
 // runGuarded runs a script that may answer with the terms that count instead.
-func (s *redisStore) runGuarded(ctx context.Context, args []any) ([]int64, error) {
+func (s *redisStore) runGuarded(ctx context.Context, script scriptCall, args []any) ([]int64, error) {
 	cmd := redis.NewCmd(ctx, args...)
-	s.outbox.process(ctx, cmd)
+	s.outbox.process(ctx, script, cmd)
 	if text, err := cmd.Text(); err == nil {
 		return nil, &movedError{text}
 	}

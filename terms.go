@@ -32,7 +32,7 @@ func (s *redisStore) terms(ctx context.Context, key string, c change) (text stri
 	if c.verb == VerbExpire {
 		args[5] = c.expire.Milliseconds()
 	}
-	run := func(ctx context.Context, args []any) ([]any, error) {
+	run := func(ctx context.Context, _ scriptCall, args []any) ([]any, error) {
 		cmd := redis.NewSliceCmd(ctx, args...)
 		if c.verb == VerbRate {
 			_ = s.client.Process(ctx, cmd)

@@ -16,6 +16,9 @@ var driverLua string
 //go:embed guard.lua
 var guardLua string
 
+//go:embed many.lua
+var manyLua string
+
 // A Script is the driver with one algorithm in it, as Redis runs it.
 type Script struct {
 	Source string
@@ -49,6 +52,12 @@ func NewScript(rule algos.Rule) (Script, error) {
 
 // Guarded is the script with guard.lua before it.
 func (s Script) Guarded() Script { return ScriptOf(guardLua + s.Source) }
+
+// Many is the script in many.lua.
+func (s Script) Many() Script {
+	one := strings.Replace(s.Source, "call('TIME')", "clock", 1)
+	return ScriptOf(strings.Replace(manyLua, "--@driver\n", one, 1))
+}
 
 // ScriptOf is the script of a source.
 func ScriptOf(source string) Script {

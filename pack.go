@@ -1,0 +1,166 @@
+package headgate
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headgate-go/headgate/internal/driver"
+)
+
+// Calls of one script that go in one pipeline are one command for many keys where one server has all keys: it reads less
+// then, reads its clock once, and enters the script once. Each key is decided as if alone, and what fails at one of them is
+// nothing to the others.
+
+// maxPacked bounds the requests of a command for many keys, and so for how long it holds up Redis: about a millisecond.
+const maxPacked = 64
+
+// Whether one server has all keys.
+const (
+	unasked = iota
+	together
+	apart
+)
+
+// A letter is a command of a pipeline, of one parcel or of several.
+type letter struct {
+	parcels  []*parcel
+	requests int
+	cmd      once
+}
+
+// pack makes letters of those parcels for which somebody still waits.
+func (o *outbox) pack(parcels []*parcel, keys int32) (letters []*letter) {
+	last := make(map[string]*letter) // of a script
+	for _, p := range parcels {
+		if p.ctx.Err() != nil {
+			p.fail(errUnsent)
+			continue
+		}
+		var l *letter
+		sha1, packable := p.packable()
+		if packable && keys == together {
+			l = last[sha1]
+		}
+		if l == nil || l.requests+p.requests > maxPacked {
+			l = &letter{cmd: p.cmd}
+			letters = append(letters, l)
+			last[sha1] = l
+		}
+		l.parcels, l.requests = append(l.parcels, p), l.requests+p.requests
+	}
+	for _, l := range letters {
+		if len(l.parcels) > 1 {
+			l.address("evalsha", o.many(l.parcels[0]).SHA1)
+		}
+	}
+	return letters
+}
+
+// packable tells whether a parcel may share a letter with others of the same script: if that is for one key, and answers
+// by integers.
+func (p *parcel) packable() (sha1 string, ok bool) {
+	if _, ok = p.cmd.Cmder.(*redis.IntSliceCmd); ok {
+		sha1, ok = p.cmd.Args()[1].(string)
+	}
+	return sha1, ok && p.cmd.Args()[0] == "evalsha"
+}
+
+// many is the script for many keys of a parcel's script.
+func (o *outbox) many(p *parcel) driver.Script {
+	sha1 := p.cmd.Args()[1]
+	script, found := o.scripts.Load(sha1)
+	if !found {
+		script, _ = o.scripts.LoadOrStore(sha1, driver.Script{Source: p.source}.Many())
+	}
+	return script.(driver.Script)
+}
+
+// address makes the command of several parcels.
+func (l *letter) address(command, script string) {
+	args := make([]any, 3, 3+10*len(l.parcels)) // which is enough for most
+	args[0], args[1], args[2] = command, script, len(l.parcels)
+	for _, p := range l.parcels {
+		args = append(args, p.cmd.Args()[3]) // the key
+	}
+	for _, p := range l.parcels {
+		own := p.cmd.Args()[4:]
+		args = append(append(args, len(own)), own...)
+	}
+	l.cmd = once{redis.NewIntSliceCmd(context.Background(), args...)}
+}
+
+// open hands out what was answered, and returns what is to be sent again: the script to a server that does not have it,
+// and parcels one by one of which the answer proves that nothing was done, so that each hears why. (An error of the whole
+// command is one of a command that did not run: within it each key's are caught.)
+func (o *outbox) open(l *letter) (again []*letter) {
+	if len(l.parcels) == 1 {
+		close(l.parcels[0].done)
+		return nil
+	}
+	n, err := l.cmd.Cmder.(*redis.IntSliceCmd).Result()
+	if redis.HasErrorPrefix(err, "NOSCRIPT") && l.cmd.Args()[0] == "evalsha" {
+		l.address("eval", o.many(l.parcels[0]).Source)
+		return []*letter{l}
+	}
+	if _, replied := errors.AsType[redis.Error](err); replied && !errors.Is(err, redis.Nil) {
+		if redis.HasErrorPrefix(err, "CROSSSLOT") { // it has become a node of a cluster
+			o.keys.Store(apart)
+		}
+		return o.pack(l.parcels, apart)
+	}
+	var failed []*parcel
+	for _, p := range l.parcels {
+		if err == nil && (len(n) == 0 || n[0] < 0 || n[0] >= int64(len(n))) {
+			err = errReply
+		}
+		if err != nil {
+			p.fail(err)
+			continue
+		}
+		own := n[1 : 1+n[0] : 1+n[0]]
+		n = n[1+n[0]:]
+		if len(own) == 0 {
+			failed = append(failed, p)
+			continue
+		}
+		p.cmd.Cmder.(*redis.IntSliceCmd).SetVal(own)
+		close(p.done)
+	}
+	return o.pack(failed, apart)
+}
+
+// hello is what asks a server whether it has all keys. It is nil if the answer is known.
+func (o *outbox) hello() *redis.Cmd {
+	if o.keys.Load() != unasked {
+		return nil
+	}
+	if _, one := o.client.(*redis.Client); !one {
+		o.keys.Store(apart)
+		return nil
+	}
+	return redis.NewCmd(context.Background(), "hello")
+}
+
+// meet reads the answer. Of itself a server says that it stands alone: a proxy that distributes keys over several does not,
+// or does not take HELLO, and it might send a command for many keys to where the first one is.
+func (o *outbox) meet(hello *redis.Cmd) {
+	reply, err := hello.Result()
+	if _, replied := errors.AsType[redis.Error](err); err != nil && !replied {
+		return // and ask again
+	}
+	keys := int32(apart)
+	switch reply := reply.(type) {
+	case map[any]any: // RESP3
+		if reply["mode"] == "standalone" {
+			keys = together
+		}
+	case []any: // RESP2
+		if i := slices.Index(reply, any("mode")); i >= 0 && i+1 < len(reply) && reply[i+1] == "standalone" {
+			keys = together
+		}
+	}
+	o.keys.CompareAndSwap(unasked, keys)
+}

@@ -1,0 +1,332 @@
+package headgate
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/driver"
+	"github.com/headgate-go/headgate/internal/redistest"
+)
+
+// packed makes calls that wait for each other, and so go together.
+func packed(t *testing.T, s *redisStore, calls int, call func(i int)) {
+	t.Helper()
+	o := &s.outbox
+	o.mu.Lock()
+	o.underWay, o.progress = fewCalls, time.Now().Add(time.Hour) // nobody loses patience
+	o.mu.Unlock()
+	var all sync.WaitGroup
+	for i := range calls {
+		all.Go(func() { call(i) })
+	}
+	for n, deadline := 0, time.Now().Add(10*time.Second); n < calls; time.Sleep(100 * time.Microsecond) {
+		o.mu.Lock()
+		n = len(o.waiting)
+		o.mu.Unlock()
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d wait", n, calls)
+		}
+	}
+	o.flush(o.next())
+	all.Wait()
+}
+
+// manyKeys is a limiter of an hour and its store, which knows that one server has all keys.
+func manyKeys(t *testing.T, rdb redis.UniversalClient) (*Limiter, *redisStore) {
+	t.Helper()
+	s := Redis(rdb).(*redisStore)
+	s.outbox.keys.Store(together)
+	l, err := New(s, "many", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, s
+}
+
+// spent is how many permits of a key are charged.
+func spent(t *testing.T, l *Limiter) int {
+	t.Helper()
+	d, err := l.Peek(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Limit - d.Remaining
+}
+
+// Against the driver in process, which decides one key at a time: several requests a key, and what they took given back.
+func TestManyKeysInOneCommandAreAnsweredAsByThemselves(t *testing.T) {
+	const keys, rounds = 12, 25
+	server := redistest.Start(t)
+	for _, algorithm := range []algos.Algorithm{
+		algos.TokenBucket{Rate: 7, Per: time.Second, Burst: 5},
+		algos.LeakyBucket{Rate: 3, Per: time.Second, Capacity: 4},
+		algos.FixedWindow{Limit: 5, Window: time.Second},
+		algos.SlidingWindow{Limit: 5, Window: time.Second, Cells: 4},
+		algos.SlidingLog{Limit: 5, Window: time.Second},
+		algos.WarmUp{Rate: 5, Per: time.Second, Period: 2 * time.Second},
+		algos.CalendarWindow{Limit: 5, Every: algos.Hour, Location: time.UTC},
+	} {
+		t.Run(fmt.Sprintf("%T", algorithm), func(t *testing.T) {
+			t.Parallel()
+			s := Redis(server.Client()).(*redisStore)
+			s.outbox.keys.Store(together)
+			now := time.Now().UnixMicro()
+			s.now = func() int64 { return now }
+			p, err := newPlan(algorithm)
+			if err != nil {
+				t.Fatal(err)
+			}
+			random := rand.New(rand.NewPCG(1, 2))
+			var states [keys]algos.State
+			var taken [keys][]driver.Request // to be given back
+			for i := range states {
+				states[i] = p.rule.NewState()
+			}
+			for round := range rounds {
+				now += random.Int64N(500_000)
+				var requests [keys][]driver.Request
+				for i := range requests {
+					for range 1 + random.IntN(4) {
+						if n := len(requests[i]); n > 0 && requests[i][n-1].Cost > 0 && random.IntN(2) == 0 {
+							requests[i] = append(requests[i], requests[i][n-1]) // which go together
+						} else if held := taken[i]; len(held) > 0 && random.IntN(3) == 0 {
+							requests[i] = append(requests[i], held[0])
+							taken[i] = held[1:]
+						} else {
+							bound := []int64{driver.Ask, 0, 300_000, 10_000_000}[random.IntN(4)]
+							requests[i] = append(requests[i], driver.Request{Cost: 1 + random.Int64N(3), Bound: bound})
+						}
+					}
+				}
+				var got [keys][]int64
+				packed(t, s, keys, func(i int) {
+					callers := make([]context.Context, len(requests[i]))
+					n, err := s.send(context.Background(), line{p, fmt.Sprintf("hg:{%T/%d}", algorithm, i)}, p.paramsAt(0).args, requests[i], callers)
+					if err != nil {
+						t.Error(err)
+					}
+					got[i] = n
+				})
+				for i, all := range requests {
+					want := make([]driver.Reply, len(all))
+					driver.Run(states[i], p.rule, now, all, want)
+					replies, ok := driver.ReadReplies(got[i], p.rule, all)
+					if !ok {
+						t.Fatalf("round %d, key %d: %d", round, i, got[i])
+					}
+					for j, request := range all {
+						reply := replies.At(j)
+						if reply != want[j] {
+							t.Fatalf("round %d, key %d, %+v: %+v, by itself %+v", round, i, request, reply, want[j])
+						}
+						if request.Cost > 0 && reply.Wait >= 0 {
+							taken[i] = append(taken[i], driver.Request{Cost: -request.Cost, Receipt: reply.Receipt})
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// The first pipeline asks whether one server has all keys; from then on they share commands.
+func TestAServerThatStandsAloneIsAskedForManyKeysAtOnce(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	cluster := redistest.Cluster(t, 1)[0]
+	shards := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr}, Username: server.Options().Username, Password: server.Options().Password})
+	defer shards.Close()
+	for name, test := range map[string]struct {
+		rdb   redis.UniversalClient
+		keys  int32
+		calls int // of 100 keys
+	}{
+		"RESP2":               {server.Client(func(o *redis.Options) { o.Protocol = 2 }), together, 2},
+		"RESP3":               {server.Client(func(o *redis.Options) { o.Protocol = 3 }), together, 2},
+		"a ring":              {shards, apart, 100},
+		"a node of a cluster": {cluster.Client(), apart, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, s := manyKeys(t, test.rdb)
+			s.outbox.keys.Store(unasked)
+			call := func(i int) {
+				if d, err := l.For(name, fmt.Sprint(i)).Allow(ctx); err != nil || !d.Allowed {
+					t.Errorf("%+v, %v", d, err)
+				}
+			}
+			packed(t, s, 100, call)
+			if keys := s.outbox.keys.Load(); keys != test.keys {
+				t.Errorf("it is %d", keys)
+			}
+			packed(t, s, 100, call) // loads the script for many
+			before := server.Calls("evalsha") + cluster.Calls("evalsha")
+			packed(t, s, 100, call)
+			if calls := server.Calls("evalsha") + cluster.Calls("evalsha") - before; calls != test.calls {
+				t.Errorf("%d calls", calls)
+			}
+			for i := range 100 {
+				if n := spent(t, l.For(name, fmt.Sprint(i))); n != 3 {
+					t.Fatalf("key %d: %d are charged", i, n)
+				}
+			}
+		})
+	}
+}
+
+func TestWhatFailsAtOneKeyIsNothingToTheOthers(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	admin := server.Admin()
+	if err := admin.Do(ctx, "acl", "setuser", "some", "on", ">secret", "~*odd}*", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		rdb  *redis.Client
+		set  func(key string) error // of an even number
+		says string                 // to who asks for it
+	}{
+		"another type": {server.Client(), func(key string) error { return admin.RPush(ctx, key, "hello").Err() }, "WRONGTYPE"},
+		"not ours":     {server.Client(), func(key string) error { return admin.Set(ctx, key, "hello", time.Hour).Err() }, "FOREIGN"},
+		"forbidden":    {server.Client(func(o *redis.Options) { o.Username, o.Password = "some", "secret" }), func(string) error { return nil }, "NOPERM"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, s := manyKeys(t, test.rdb)
+			of := func(i int) *Limiter { return l.For(name, fmt.Sprint(i), []string{"even", "odd"}[i%2]) }
+			for i := 0; i < 20; i += 2 {
+				if err := test.set(of(i).key); err != nil {
+					t.Fatal(err)
+				}
+			}
+			packed(t, s, 20, func(i int) {
+				switch d, err := of(i).Allow(ctx); failed := err.(type) {
+				case nil:
+					if i%2 == 0 || !d.Allowed {
+						t.Errorf("%d: %+v", i, d)
+					}
+				case *StoreError:
+					if i%2 == 1 || failed.Unknown || !strings.Contains(err.Error(), test.says) {
+						t.Errorf("%d: %v", i, err)
+					}
+				default:
+					t.Errorf("%d: %v", i, err)
+				}
+			})
+			for i := 1; i < 20; i += 2 {
+				if n := spent(t, of(i)); n != 1 {
+					t.Errorf("%d: %d are charged", i, n)
+				}
+			}
+			for i := range 20 {
+				admin.Del(ctx, of(i).key)
+			}
+		})
+	}
+}
+
+// Where a node of a cluster has taken the place of a server that stood alone.
+func TestANodeOfAClusterIsAskedForOneKeyAtATime(t *testing.T) {
+	node := redistest.Cluster(t, 1)[0]
+	l, s := manyKeys(t, node.Client())
+	packed(t, s, 20, func(i int) {
+		if d, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil || !d.Allowed {
+			t.Errorf("%+v, %v", d, err)
+		}
+	})
+	if s.outbox.keys.Load() != apart {
+		t.Error("and it would be asked for many again")
+	}
+	for i := range 20 {
+		if n := spent(t, l.For(fmt.Sprint(i))); n != 1 {
+			t.Errorf("%d are charged", n)
+		}
+	}
+}
+
+func TestAServerThatForgetsScriptsIsSentTheOneForManyKeys(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	l, s := manyKeys(t, server.Client())
+	for round := 1; round <= 2; round++ {
+		if err := server.Admin().ScriptFlush(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		packed(t, s, 20, func(i int) {
+			if d, err := l.For(fmt.Sprint(i)).Allow(ctx); err != nil || d.Limit-d.Remaining != round {
+				t.Errorf("%+v, %v", d, err)
+			}
+		})
+		if calls := server.Calls("eval"); calls != 2*round-1 { // one by each Peek below
+			t.Errorf("%d times", calls)
+		}
+		spent(t, l.For("0"))
+	}
+}
+
+// P6 of a command for many keys: it is not sent again. Who left before it was sent is not in it.
+func TestALostCommandForManyKeysIsChargedOnce(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	l, s := manyKeys(t, server.Client(func(o *redis.Options) { o.Addr, o.ReadTimeout = proxy.Addr, 500*time.Millisecond }))
+	packed(t, s, 20, func(i int) { // loads the script
+		if _, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	proxy.Set(redistest.Swallow)
+	before := server.Calls("evalsha")
+	gone, leave := context.WithCancel(context.Background())
+	leave()
+	packed(t, s, 20, func(i int) {
+		if i == 19 {
+			cmd := redis.NewIntSliceCmd(gone, "evalsha", l.plan.sha1, 1, l.For("19").key)
+			s.outbox.process(gone, scriptCall{}, cmd)
+			if cmd.Err() != errUnsent {
+				t.Errorf("who left: %v", cmd.Err())
+			}
+			return
+		}
+		_, err := l.For(fmt.Sprint(i)).Allow(context.Background())
+		if failed, ok := err.(*StoreError); !ok || !failed.Unknown {
+			t.Errorf("%v", err)
+		}
+	})
+	proxy.Set(redistest.Pass)
+	if calls := server.Calls("evalsha") - before; calls != 1 {
+		t.Errorf("it was sent %d times", calls)
+	}
+	for i := range 20 {
+		if n := spent(t, l.For(fmt.Sprint(i))); n != 2-i/19 {
+			t.Errorf("key %d: %d are charged", i, n)
+		}
+	}
+}
+
+// Parameters that do not cover the clock are answered by it, each key for itself.
+func TestTheClockAnswersForManyKeys(t *testing.T) {
+	s := Redis(redistest.Start(t).Client()).(*redisStore)
+	s.outbox.keys.Store(together)
+	p, err := newPlan(algos.CalendarWindow{Limit: 5, Every: algos.Hour, Location: time.UTC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale := p.renew(0).args
+	fresh := p.renew(time.Now().UnixMicro()).args
+	packed(t, s, 10, func(i int) {
+		params := fresh
+		if i%2 == 0 {
+			params = stale
+		}
+		n, err := s.send(context.Background(), line{p, fmt.Sprintf("hg:{%d}", i)}, params, []driver.Request{{Cost: 1}}, nil)
+		if want := 1 + i%2*4; err != nil || len(n) != want || i%2 == 0 && time.Since(time.UnixMicro(n[0])).Abs() > time.Minute {
+			t.Errorf("%d: %d, %v", i, n, err)
+		}
+	})
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,20 +56,6 @@ type lent struct {
 	scarce  bool        // somebody had to wait for the last one: the next is fetched as soon as there is room for it
 	gone    bool        // it is no longer in keys
 	resets  int         // what was fetched before one is forgotten
-}
-
-// An errand is the fetching of a lease.
-type errand struct {
-	late bool // nobody waits for it any more
-}
-
-// A borrower is a request that waits for a lease.
-type borrower struct {
-	of     *lent
-	cost   int64
-	by     *errand // that brings what it asks for, on top of a lease
-	reply  driver.Reply
-	served chan bool // whether there is a reply; there is none if the lease was refused
 }
 
 // A lease is permits of one grant that are left: the last of it.
@@ -169,18 +154,6 @@ func (h *lent) take(from *lease, cost, now int64) driver.Reply {
 	}
 }
 
-// leave takes a request back, unless it has been answered.
-func (b *borrower) leave() bool {
-	b.of.mu.Lock()
-	defer b.of.mu.Unlock()
-	i := slices.Index(b.of.waiting, b)
-	if i < 0 {
-		return false
-	}
-	b.of.waiting = slices.Delete(b.of.waiting, i, i+1)
-	return true
-}
-
 // spoil forgets the permits whose places have begun.
 func (h *lent) spoil(rule algos.Lender, now int64) {
 	for i := range h.leases {
@@ -193,116 +166,6 @@ func (h *lent) spoil(rule algos.Lender, now int64) {
 	}
 	if h.leases[0].left == 0 {
 		h.leases[0], h.leases[1] = h.leases[1], lease{}
-	}
-}
-
-// begin notes that a lease is fetched from now on. Under mu.
-func (h *lent) begin(most int64) {
-	h.coming = new(errand)
-	h.size = min(2*h.size, most)
-}
-
-// fetch takes leases, one after the other for as long as callers wait for them.
-func (l *lender) fetch(h *lent) {
-	defer l.errands.Done()
-	for l.fetchOne(h) {
-	}
-}
-
-// fetchOne takes a lease, and with it what callers wait for, if all of it may be used now. It tells whether it has begun
-// another one.
-func (l *lender) fetchOne(h *lent) (again bool) {
-	h.mu.Lock()
-	this, size, resets := h.coming, h.size, h.resets
-	total := size
-	for _, b := range h.waiting {
-		if total+b.cost <= int64(l.rule.Max()) {
-			b.by = this
-			total += b.cost
-		}
-	}
-	h.mu.Unlock()
-	overdue := time.AfterFunc(patience, func() { h.giveUp(this) })
-	began := l.now()
-	ask := []driver.Request{{Cost: 1, Bound: driver.Ask}, {Cost: total}} // the first tells how long the line is
-	replies, err := l.call(context.Background(), line{l.plan, h.key}, ask, nil)
-	overdue.Stop()
-
-	h.mu.Lock()
-	now := max(l.now(), h.asked)
-	var served, dismissed []*borrower
-	if err != nil {
-		h.not = now + leaseAgain.Microseconds()
-	} else if before, reply := replies.At(0), replies.At(1); reply.Wait < 0 {
-		h.size = max(size/4, 1) // the next one is of twice that
-		h.not = began + min(-reply.Wait, leaseAgain.Microseconds())
-	} else if h.resets == resets {
-		h.fetched++
-		fresh := lease{number: h.fetched, left: total, receipt: reply.Receipt}
-		// The instant before the call is no later than that of the grant. Spans are rounded, so a microsecond is taken off.
-		if reply.Reset > before.Reset {
-			fresh.ends = began + reply.Reset - 1
-		} else { // the permits fill a hole, wherever it was
-			fresh.ends = began + l.rule.Span(total) - 1
-		}
-		h.leases[1] = fresh
-		served = h.serve(served, now, this)
-		h.spoil(l.rule, now)
-		if h.leases[0].left == 0 && size == l.most { // the limiter refills it faster than it comes
-			h.not = now + leaseAgain.Microseconds()
-		}
-		served = h.serve(served, now, nil)
-		h.scarce = len(served) > 0
-		again = h.scarce && now >= h.not && h.leases[1].left == 0 && !h.gone
-	}
-	if again {
-		h.begin(l.most)
-	} else {
-		h.coming = nil
-		h.waiting, dismissed = nil, h.waiting
-	}
-	h.mu.Unlock()
-	tell(served, true)
-	tell(dismissed, false)
-	return again
-}
-
-// serve gives to those who wait, in the order in which they came: by an errand, to those who are counted in it, and
-// otherwise to all. Under mu.
-func (h *lent) serve(served []*borrower, now int64, by *errand) []*borrower {
-	waiting := h.waiting
-	h.waiting = nil
-	for _, b := range waiting {
-		from := h.lease(b.cost)
-		if by != nil {
-			from = &h.leases[1]
-		}
-		if by != nil && b.by != by || from.left < b.cost {
-			h.waiting = append(h.waiting, b)
-			continue
-		}
-		b.reply = h.take(from, b.cost, now)
-		served = append(served, b)
-	}
-	return served
-}
-
-// giveUp has nobody wait any longer for a lease that does not come.
-func (h *lent) giveUp(on *errand) {
-	h.mu.Lock()
-	on.late = true
-	var dismissed []*borrower
-	if h.coming == on {
-		h.waiting, dismissed = nil, h.waiting
-	}
-	h.mu.Unlock()
-	tell(dismissed, false)
-}
-
-// tell lets them know whether they have been served.
-func tell(all []*borrower, served bool) {
-	for _, b := range all {
-		b.served <- served
 	}
 }
 

@@ -157,11 +157,12 @@ func readCall(t *testing.T, p *plan, cmd redis.Cmder) (a asked) {
 	a.now = n[0]
 	params, _ := p.rule.Params(a.now)
 	for n = n[1+len(params):]; len(n) > 0; {
-		if n[0] == 0 {
+		switch {
+		case n[0] == 0:
 			a.requests, n = slices.Repeat([]driver.Request{{Cost: n[2], Bound: n[3]}}, int(n[1])), n[4:]
-		} else if n[0] > 0 {
+		case n[0] > 0:
 			a.requests, n = append(a.requests, driver.Request{Cost: n[0], Bound: n[1]}), n[2:]
-		} else {
+		default:
 			a.requests = append(a.requests, driver.Request{Cost: n[0], Receipt: algos.Receipt{Period: n[1], Number: n[2]}})
 			n = n[3:]
 		}

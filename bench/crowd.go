@@ -146,6 +146,7 @@ func (c crowd) ask(k keyed, keys []string, lasts time.Duration, want bool) (read
 					of = k(keys[rand.IntN(len(keys))])
 				}
 				switch err := once(context.Background(), of, want); {
+				case err == nil:
 				case errors.Is(err, errGaveUp):
 					a.gaveUp++
 				case err != nil:

@@ -125,6 +125,7 @@ func sharedOut(c call, goroutines, calls int) (took time.Duration, failed int64,
 	ask := func() error {
 		for range calls / goroutines {
 			switch err := once(context.Background(), c, true); {
+			case err == nil:
 			case errors.Is(err, errGaveUp):
 				gaveUp.Add(1)
 			case err != nil:

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -303,7 +302,7 @@ func (c *circuit) probeUntil(ctx context.Context, o *outage) {
 		case answers(err):
 			c.answered()
 			return
-		case errors.Is(err, redis.ErrClosed): // of a closed client its callers hear
+		case remedy(err) != "": // a client that was closed, say: its callers hear of it
 			c.over(false)
 			return
 		}

@@ -112,9 +112,13 @@ type redacted struct {
 func (e *redacted) Error() string { return e.text }
 func (e *redacted) Unwrap() error { return e.cause }
 
-// neverRan tells whether an error proves that the script changed nothing: the server answered with an error (the
-// scripts write last, in one command), or no connection was had.
+// neverRan tells whether an error proves that the script changed nothing: the server answered with an error (the first
+// command of a script that writes is where it fails, if at all), or no connection was had. The ACL alone is asked before each
+// command, and a log writes in several.
 func neverRan(err error) bool {
+	if within, ok := errors.AsType[*scriptError](err); ok && redis.HasErrorPrefix(within, "NOPERM") {
+		return false
+	}
 	if _, ok := errors.AsType[redis.Error](err); ok {
 		return remedy(err) != remedyReply
 	}

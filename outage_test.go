@@ -2,6 +2,8 @@ package headgate_test
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -9,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/headgate-go/headgate"
 )
@@ -21,6 +25,31 @@ func breakDown(t *testing.T, l *headgate.Limiter) {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A server that comes back with another certificate, say, is not out any more: no fallback hides that.
+func TestAWrongSetUpIsToldDuringAnOutage(t *testing.T) {
+	for name, err := range map[string]error{
+		"a certificate": &tls.CertificateVerificationError{Err: errors.New("signed by nobody")},
+		"a MasterName":  errUnnamed,
+		"a password":    replied("WRONGPASS invalid username-password pair"),
+		"no reply":      redis.Nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				rdb, f := faulty(t)
+				f.set(refused)
+				l := newLimiter(t, headgate.Redis(rdb), anyBucket, headgate.WithFallback(headgate.FailOpen()))
+				defer closing(t, l)
+				breakDown(t, l)
+				f.set(err)
+				time.Sleep(2 * time.Second)
+				if d, err := l.Allow(context.Background()); !errors.Is(err, headgate.ErrMisconfigured) {
+					t.Errorf("%+v, %v", d, err)
+				}
+			})
+		})
 	}
 }
 

@@ -52,6 +52,32 @@ func (p *parcel) fail(err error) {
 	close(p.done)
 }
 
+// outboxFor is where a command goes. In a cluster or a ring each server has its own, so that one that hangs holds up nobody who
+// asks another.
+func (s *redisStore) outboxFor(ctx context.Context, cmd redis.Cmder) *outbox {
+	if s.outbox.alone {
+		return &s.outbox
+	}
+	key, _ := cmd.Args()[3].(string)
+	var server *redis.Client
+	var err error
+	switch client := s.client.(type) {
+	case *redis.ClusterClient:
+		server, err = client.MasterForKey(ctx, key)
+	case *redis.Ring:
+		server, err = client.GetShardClientForKey(key)
+	}
+	if server == nil || err != nil { // sending it tells why
+		return &s.outbox
+	}
+	name := server.Options().Addr
+	o, found := s.outboxes.Load(name)
+	if !found { // there are no more than there have been servers
+		o, _ = s.outboxes.LoadOrStore(name, &outbox{client: s.client})
+	}
+	return o.(*outbox)
+}
+
 // process sends a command once, and returns when it has its answer or its error.
 func (o *outbox) process(ctx context.Context, script scriptCall, cmd redis.Cmder) {
 	defer func() { o.lookAround(cmd.Err()) }()

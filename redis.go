@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -68,13 +69,14 @@ func WithLogger(logger *slog.Logger) RedisOption {
 }
 
 type redisStore struct {
-	client  redis.UniversalClient
-	lines   lines
-	outbox  outbox
-	denials *denials // nil if none are remembered
-	circuit circuit
-	now     func() int64 // nil for the server's clock
-	ahead   atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
+	client   redis.UniversalClient
+	lines    lines
+	outbox   outbox
+	outboxes sync.Map // of a cluster's servers, by their addresses
+	denials  *denials // nil if none are remembered
+	circuit  circuit
+	now      func() int64 // nil for the server's clock
+	ahead    atomic.Int64 // how far the server's clock was seen to be ahead of this machine's, µs
 }
 
 // lateFor bounds the call that gives back what came too late.
@@ -256,14 +258,14 @@ var errReply = errors.New("the reply is not that of Headgate's script")
 
 func (s *redisStore) run(ctx context.Context, script scriptCall, args []any) ([]int64, error) {
 	cmd := redis.NewIntSliceCmd(ctx, args...)
-	s.outbox.process(ctx, script, cmd)
+	s.outboxFor(ctx, cmd).process(ctx, script, cmd)
 	return cmd.Result()
 }
 
 // runGuarded runs a script that may answer with the terms that count instead.
 func (s *redisStore) runGuarded(ctx context.Context, script scriptCall, args []any) ([]int64, error) {
 	cmd := redis.NewCmd(ctx, args...)
-	s.outbox.process(ctx, script, cmd)
+	s.outboxFor(ctx, cmd).process(ctx, script, cmd)
 	if text, err := cmd.Text(); err == nil {
 		return nil, &movedError{text}
 	}

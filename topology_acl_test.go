@@ -163,6 +163,22 @@ func TestEachCommandOfTheACLIsNeeded(t *testing.T) {
 	}
 }
 
+// A log writes in several commands, and may be stopped by the ACL after the first.
+func TestWhatTheACLStopsHalfWayIsUnknown(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for rule, unknown := range map[string]bool{"+pexpire": true, "+evalsha": false} {
+		aclUser(t, server, strings.ReplaceAll(aclRoot, rule+" ", ""))
+		rdb := redis.NewClient(&redis.Options{Addr: server.Addr, Username: "headgate", Password: "pw"})
+		l := newLimiter(t, headgate.Redis(rdb), algos.SlidingLog{Limit: 5, Window: time.Second}, headgate.WithPrefix("mine"))
+		_, err := l.Allow(context.Background())
+		_ = rdb.Close()
+		if failed, ok := errors.AsType[*headgate.StoreError](err); !ok || failed.Unknown != unknown || !errors.Is(err, headgate.ErrMisconfigured) {
+			t.Errorf("without %s: %v", rule, err)
+		}
+	}
+}
+
 // The documentation tells the ACL that the tests run under.
 func TestTheDocumentedACL(t *testing.T) {
 	text, err := os.ReadFile("docs/operations.md")

@@ -221,3 +221,63 @@ func loseAPrimaryOfACluster(t *testing.T) {
 	}
 	t.Logf("%d were admitted, %d calls failed", tr.admitted.Load(), tr.failed.Load())
 }
+
+// A node that hangs is out for its own keys: those who ask the others share no pipeline with those who ask it.
+func TestANodeThatHangsHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	servers := redistest.Cluster(t, 3)
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{servers[1].Addr}, ReadTimeout: time.Second})
+	t.Cleanup(func() { _ = rdb.Close() })
+	l := newLimiter(t, headgate.Redis(rdb), slow, headgate.WithFallback(headgate.FailOpen()))
+	defer closing(t, l)
+	var hanging, others []*headgate.Limiter
+	for i := range 60 {
+		of := l.For(fmt.Sprint(i))
+		if d := allowN(t, of, 1); d.Source != headgate.SourceRedis {
+			t.Fatal(d.Source)
+		}
+		node, err := rdb.MasterForKey(t.Context(), of.StoredKey("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if node.Options().Addr == servers[0].Addr {
+			hanging = append(hanging, of)
+		} else {
+			others = append(others, of)
+		}
+	}
+	servers[0].Pause()
+	defer servers[0].Resume()
+	var decided, degraded atomic.Int64
+	var callers sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range 16 {
+		callers.Go(func() {
+			for n := i; ; n++ {
+				select {
+				case <-stop:
+					return
+				case <-time.After(2 * time.Millisecond):
+				}
+				d, err := others[n%len(others)].Allow(context.Background())
+				if err != nil {
+					t.Error(err)
+				}
+				decided.Add(1)
+				if d.Source.Degraded() {
+					degraded.Add(1)
+				}
+			}
+		})
+	}
+	for i := range 5 {
+		if d := allowN(t, hanging[i%len(hanging)], 1); !d.Source.Degraded() {
+			t.Errorf("a node that hangs has decided: %+v", d)
+		}
+	}
+	close(stop)
+	callers.Wait()
+	if all, lost := decided.Load(), degraded.Load(); all < 100 || lost > all/20 {
+		t.Errorf("of %d decisions of the other nodes' keys %d were made without Redis", all, lost)
+	}
+}

@@ -66,8 +66,7 @@ func (l *lender) fetchOne(h *lent) (again bool) {
 		h.size = max(size/4, 1) // the next one is of twice that
 		h.not = began + min(-reply.Wait, leaseAgain.Microseconds())
 	} else if h.resets == resets {
-		h.fetched++
-		fresh := lease{number: h.fetched, left: total, receipt: reply.Receipt}
+		fresh := lease{number: l.fetched.Add(1), left: total, receipt: reply.Receipt}
 		// The instant before the call is no later than that of the grant. Spans are rounded, so a microsecond is taken off.
 		if reply.Reset > before.Reset {
 			fresh.ends = began + reply.Reset - 1

@@ -38,6 +38,7 @@ type lender struct {
 	keys    map[string]*lent
 	closed  bool
 	errands sync.WaitGroup // fetches
+	fetched atomic.Int64   // leases so far
 	ended   chan struct{}  // closed when everything was given back
 }
 
@@ -47,7 +48,6 @@ type lent struct {
 
 	mu      sync.Mutex
 	leases  [2]lease    // the second is fetched ahead
-	fetched int64       // leases so far
 	size    int64       // of the last one, or half of what was refused
 	asked   int64       // when somebody came last
 	not     int64       // before when there is nothing to fetch
@@ -244,8 +244,7 @@ func (l *lender) sweep() {
 // reset forgets the lease, too.
 func (l *lender) reset(ctx context.Context, key string) error {
 	l.drop(key)
-	defer l.drop(key) // and what was taken until it was done
-	return l.redisStore.reset(ctx, key)
+	return l.redisStore.resetThen(ctx, key, func() { l.drop(key) }) // and what was taken until it was done
 }
 
 // drop forgets the lease of a key, and one that is on its way.

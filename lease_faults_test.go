@@ -218,3 +218,56 @@ func TestASharedLimiterIsAlwaysAsked(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A reset whose caller has left is done all the same, and what was leased until then is forgotten when it is.
+func TestALateResetForgetsTheLeaseToo(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	rdb := redistest.Start(t).Client()
+	reset := make(chan struct{})
+	rdb.AddHook(waits{reset})
+	const burst = 100
+	l := newLimiter(t, headgate.Redis(rdb), algos.TokenBucket{Rate: 1, Per: 24 * time.Hour, Burst: burst}, headgate.WithLease(burst/2))
+	leaving, leave := context.WithTimeout(ctx, 5*time.Millisecond)
+	defer leave()
+	if err := l.Reset(leaving); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	for range 40 { // so that it has a lease
+		allowN(t, l, 1)
+		time.Sleep(time.Millisecond)
+	}
+	close(reset)
+	eventually(t, "the reset is done", func() bool { return rdb.DBSize(ctx).Val() == 0 })
+	time.Sleep(20 * time.Millisecond) // and the client knows
+	admitted := 0
+	for refused := 0; refused < 3; {
+		if allowN(t, l, 1).Allowed {
+			admitted++
+		} else {
+			refused++
+			time.Sleep(120 * time.Millisecond) // for a lease of the rest
+		}
+	}
+	if admitted > burst {
+		t.Errorf("%d at once after the reset, and the burst is %d", admitted, burst)
+	}
+	closing(t, l)
+}
+
+// waits has resets wait on their way.
+type waits struct{ until chan struct{} }
+
+func (waits) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (waits) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (w waits) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "del" {
+			<-w.until
+			ctx = context.WithoutCancel(ctx)
+		}
+		return next(ctx, cmd)
+	}
+}

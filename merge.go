@@ -36,10 +36,12 @@ type lines struct {
 
 	mu    sync.Mutex
 	calls map[line]underWay // nil if nothing is merged
+	turns uint64            // calls begun so far
 }
 
 // underWay is since when a call is, and who waits for it to end.
 type underWay struct {
+	turn  uint64 // which call: one that took too long has lost it to another
 	since time.Time
 	queue *queue // nil if nobody waits
 }
@@ -59,6 +61,7 @@ type batch struct {
 	err      error
 
 	// Under the lines' mu:
+	turn   uint64 // of its call
 	phase  phase
 	left   map[int]bool // callers who have left in this phase, by their numbers
 	places []int        // in the call, by the callers' numbers; nil if they are the same
@@ -78,7 +81,7 @@ const (
 
 // ask answers one request, by a call of its own or by one that it shares.
 func (s *redisStore) ask(ctx context.Context, at line, request driver.Request) (driver.Reply, error) {
-	b, number, begins := s.lines.join(ctx, at, request)
+	b, number, turn, begins := s.lines.join(ctx, at, request)
 	if begins {
 		go s.serve(at, b)
 	}
@@ -86,7 +89,7 @@ func (s *redisStore) ask(ctx context.Context, at line, request driver.Request) (
 		return s.lines.wait(ctx, b, number, request)
 	}
 	defer func() { // whatever becomes of this goroutine
-		if b := s.lines.next(at); b != nil {
+		if b := s.lines.next(at, turn); b != nil {
 			go s.serve(at, b)
 		}
 	}()
@@ -100,7 +103,7 @@ func (s *redisStore) ask(ctx context.Context, at line, request driver.Request) (
 // join queues a request behind the call of its line that is under way, and returns its batch and its number there. If
 // there is none, or it has taken too long, a new one begins: that of the batch, or if there is no batch either, of the caller
 // itself, who cannot leave.
-func (l *lines) join(ctx context.Context, at line, request driver.Request) (b *batch, number int, begins bool) {
+func (l *lines) join(ctx context.Context, at line, request driver.Request) (b *batch, number int, turn uint64, begins bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	call, found := l.calls[at]
@@ -110,8 +113,11 @@ func (l *lines) join(ctx context.Context, at line, request driver.Request) (b *b
 			b.add(ctx, request)
 			b.depart()
 		}
-		l.begin(at, nil)
-		return b, 0, b != nil
+		turn = l.begin(at, nil)
+		if b != nil {
+			b.turn = turn
+		}
+		return b, 0, turn, b != nil
 	}
 	if call.queue == nil {
 		call.queue = new(queue)
@@ -119,29 +125,36 @@ func (l *lines) join(ctx context.Context, at line, request driver.Request) (b *b
 		l.calls[at] = call
 	}
 	b = call.queue.last()
-	return b, b.add(ctx, request), false
+	return b, b.add(ctx, request), 0, false
 }
 
 // begin notes that a call is under way, and who waits for it, which may be nil. Under mu.
-func (l *lines) begin(at line, waiting *queue) {
+func (l *lines) begin(at line, waiting *queue) (turn uint64) {
 	if l.calls == nil {
-		return
+		return 0
 	}
+	l.turns++
+	since := time.Now() // before the timer, which must not find that it comes too early
 	if waiting != nil {
 		waiting.overdue = time.AfterFunc(patience, func() { l.rescue(at) })
 	}
-	l.calls[at] = underWay{since: time.Now(), queue: waiting}
+	l.calls[at] = underWay{turn: l.turns, since: since, queue: waiting}
+	return l.turns
 }
 
 // next takes a batch of those who wait now that a call has ended. If there are none the line is idle.
-func (l *lines) next(at line) (b *batch) {
+func (l *lines) next(at line, turn uint64) (b *batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b, waiting := l.calls[at].queue.next()
+	call := l.calls[at]
+	if call.turn != turn {
+		return nil // another call has taken over the line
+	}
+	b, waiting := call.queue.next()
 	if b == nil {
 		delete(l.calls, at)
 	} else {
-		l.begin(at, waiting)
+		b.turn = l.begin(at, waiting)
 	}
 	return b
 }
@@ -152,8 +165,12 @@ func (l *lines) rescue(at line) {
 	var b *batch
 	if call, found := l.calls[at]; found && call.queue != nil && time.Since(call.since) >= patience {
 		var waiting *queue
-		b, waiting = call.queue.next()
-		l.begin(at, waiting)
+		if b, waiting = call.queue.next(); b != nil {
+			b.turn = l.begin(at, waiting)
+		} else {
+			call.queue = nil // all have left; the call is still under way
+			l.calls[at] = call
+		}
 	}
 	l.mu.Unlock()
 	if b != nil {
@@ -286,7 +303,7 @@ var errUnsent = errors.New("it was not sent")
 
 // serve makes a call for a batch, and others for those who have come meanwhile, until the line is idle.
 func (s *redisStore) serve(at line, b *batch) {
-	for ; b != nil; b = s.lines.next(at) {
+	for ; b != nil; b = s.lines.next(at, b.turn) {
 		s.serveBatch(at, b)
 		if len(b.requests) > 1 {
 			runtime.Gosched() // they may have more to ask, which goes together too

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -196,5 +197,68 @@ func TestTheHookIsToldOfWhatIsGivenBackLate(t *testing.T) {
 	j.proxy.Set(redistest.Pass)
 	if got, want := <-cancels, "7 of 7: 7 returned, <nil>"; got != want {
 		t.Errorf("the hook saw %q, want %q", got, want)
+	}
+}
+
+// Who has been overtaken does not go on beside those who overtook it: a line has one call at a time again.
+func TestALineHasOneCallAgainAfterAStall(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Start(t).Client()
+	var stall atomic.Bool
+	var underWay, most atomic.Int64
+	rdb.AddHook(around(func(run func() error) error {
+		if n := underWay.Add(1); n > most.Load() {
+			most.Store(n)
+		}
+		defer underWay.Add(-1)
+		if stall.CompareAndSwap(true, false) {
+			time.Sleep(patience + 100*time.Millisecond)
+		}
+		return run()
+	}))
+	store := Redis(rdb).(*redisStore)
+	store.outbox.alone = true
+	l, err := New(store, "stalled", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var callers sync.WaitGroup
+	for range 2 * maxBatch { // so that some always wait
+		callers.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = l.Allow(context.Background())
+			}
+		})
+	}
+	stall.Store(true)
+	for most.Load() < 2 { // until it has been overtaken
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(patience) // it has ended
+	most.Store(0)
+	for deadline := time.Now().Add(300 * time.Millisecond); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if n := most.Load(); n > 1 {
+			t.Fatalf("%d calls of one line are under way", n)
+		}
+	}
+	stop()
+	callers.Wait()
+}
+
+// around has a function run each script.
+type around func(run func() error) error
+
+func (around) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (around) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (f around) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() != "evalsha" {
+			return next(ctx, cmd)
+		}
+		return f(func() error { return next(ctx, cmd) })
 	}
 }

@@ -105,7 +105,7 @@ func (o *outbox) open(l *letter) (again []*letter) {
 		l.address("eval", o.many(l.parcels[0]).Source)
 		return []*letter{l}
 	}
-	if _, replied := errors.AsType[redis.Error](err); replied && !errors.Is(err, redis.Nil) {
+	if reply := replyOf(err); reply != nil && !errors.Is(err, redis.Nil) && reply.code != "ERR" { // which may be anybody's, after it ran
 		if redis.HasErrorPrefix(err, "CROSSSLOT") { // it has become a node of a cluster
 			o.keys.Store(apart)
 		}

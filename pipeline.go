@@ -3,6 +3,7 @@ package headgate
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -172,8 +173,15 @@ func (o *outbox) flush(batch []*parcel) {
 			for _, l := range letters {
 				_ = pipe.Process(context.Background(), l.cmd)
 			}
-			_, _ = pipe.Exec(context.Background()) // each command has its own error
-			if hello != nil {
+			cmds, err := pipe.Exec(context.Background()) // each command has its own error
+			// but for an error that the server replied to the greeting of a new connection: nothing was sent then
+			greeted := err == nil || slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil })
+			if !greeted {
+				for _, cmd := range cmds {
+					cmd.SetErr(err)
+				}
+			}
+			if hello != nil && greeted {
 				o.meet(hello)
 			}
 			var again []*letter

@@ -279,8 +279,14 @@ type once struct{ redis.Cmder }
 func (once) NoRetry() bool { return true }
 
 func (s *redisStore) reset(ctx context.Context, key string) error {
+	return s.resetThen(ctx, key, func() {})
+}
+
+// resetThen is reset, and calls done when it has been done, whether or not its caller has left.
+func (s *redisStore) resetThen(ctx context.Context, key string, done func()) error {
 	_, err := bounded(ctx, func(ctx context.Context) (int64, error) {
 		cmd := redis.NewIntCmd(ctx, "del", key)
+		defer done()
 		defer s.denials.forget(key)          // when it has been done, whether or not its caller has left
 		_ = s.client.Process(ctx, once{cmd}) // a second time it would forget what was charged since
 		return cmd.Result()

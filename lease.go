@@ -244,7 +244,7 @@ func (l *lender) sweep() {
 // reset forgets the lease, too.
 func (l *lender) reset(ctx context.Context, key string) error {
 	l.drop(key)
-	return l.redisStore.resetThen(ctx, key, func() { l.drop(key) }) // and what was taken until it was done
+	return l.resetThen(ctx, key, func() { l.drop(key) }) // and what was taken until it was done
 }
 
 // drop forgets the lease of a key, and one that is on its way.

@@ -22,7 +22,7 @@ import (
 // packed makes calls that wait for each other, and so go together.
 func packed(t *testing.T, s *redisStore, calls int, call func(i int)) {
 	t.Helper()
-	o := &s.outbox
+	o := s.outboxFor(context.Background(), "any key") // there is one server
 	o.mu.Lock()
 	o.underWay, o.progress = fewCalls, time.Now().Add(time.Hour) // nobody loses patience
 	o.mu.Unlock()
@@ -166,7 +166,7 @@ func TestAServerThatStandsAloneIsAskedForManyKeysAtOnce(t *testing.T) {
 				}
 			}
 			packed(t, s, 100, call)
-			if keys := s.outbox.keys.Load(); keys != test.keys {
+			if keys := s.outboxFor(ctx, "any key").keys.Load(); keys != test.keys {
 				t.Errorf("it is %d", keys)
 			}
 			packed(t, s, 100, call) // loads the script for many
@@ -360,7 +360,7 @@ func TestAServerThatIsFullIsOutForAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	go func() {
 		for {
 			conn, err := listener.Accept()

@@ -53,13 +53,12 @@ func (p *parcel) fail(err error) {
 	close(p.done)
 }
 
-// outboxFor is where a command goes. In a cluster or a ring each server has its own, so that one that hangs holds up nobody who
+// outboxFor is where the calls for a key go. In a cluster or a ring each server has its own, so that one that hangs holds up nobody who
 // asks another.
-func (s *redisStore) outboxFor(ctx context.Context, cmd redis.Cmder) *outbox {
+func (s *redisStore) outboxFor(ctx context.Context, key string) *outbox {
 	if s.outbox.alone {
 		return &s.outbox
 	}
-	key, _ := cmd.Args()[3].(string)
 	var server *redis.Client
 	var err error
 	switch client := s.client.(type) {

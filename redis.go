@@ -258,14 +258,14 @@ var errReply = errors.New("the reply is not that of Headgate's script")
 
 func (s *redisStore) run(ctx context.Context, script scriptCall, args []any) ([]int64, error) {
 	cmd := redis.NewIntSliceCmd(ctx, args...)
-	s.outboxFor(ctx, cmd).process(ctx, script, cmd)
+	s.outboxFor(ctx, args[3].(string)).process(ctx, script, cmd)
 	return cmd.Result()
 }
 
 // runGuarded runs a script that may answer with the terms that count instead.
 func (s *redisStore) runGuarded(ctx context.Context, script scriptCall, args []any) ([]int64, error) {
 	cmd := redis.NewCmd(ctx, args...)
-	s.outboxFor(ctx, cmd).process(ctx, script, cmd)
+	s.outboxFor(ctx, args[3].(string)).process(ctx, script, cmd)
 	if text, err := cmd.Text(); err == nil {
 		return nil, &movedError{text}
 	}

@@ -54,8 +54,8 @@ func (c *Client) For(parts ...string) *Client {
 // asynq's, of which ProcessAt and ProcessIn are overruled. NextProcessAt of the answer is the slot, rounded up to a second.
 //
 // If the task is a duplicate, its ID is taken or an option is bad, asynq's error is returned and the slot is given back. After
-// another error of asynq's, such as that of a reply that was lost, the task may be there, so the slot stays charged. Other errors are those of Limiter.Reserve; a
-// task that is nil or has no type is refused before.
+// another error of asynq's, such as that of a reply that was lost, the task may be there, so the slot stays charged. Other
+// errors are those of Limiter.Reserve; a task that is nil or has no type is refused before.
 func (c *Client) Enqueue(ctx context.Context, task *asynq.Task, within time.Duration, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	return c.EnqueueN(ctx, task, 1, within, opts...)
 }

@@ -301,7 +301,7 @@ func TestAServerThatEvicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	admin.ConfigSet(ctx, "maxmemory", fmt.Sprint(used-150<<10))
-	calls(func(caller, i int) int { // mostly the busy keys, and others in between, which have to make room for each other
+	calls(func(_, i int) int { // mostly the busy keys, and others in between, which have to make room for each other
 		if i%8 != 0 {
 			return rand.IntN(busy)
 		}

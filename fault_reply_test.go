@@ -162,3 +162,108 @@ func TestThoseWhoShareALostReplyAreChargedOnce(t *testing.T) {
 		})
 	}
 }
+
+// A loser has the reply to some commands lost, and is told what became of them.
+type loser struct {
+	redis.Hook
+	lose func(redis.Cmder) bool
+	end  func(redis.Cmder, error)
+}
+
+func (loser) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (loser) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (l loser) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		lost := l.lose(cmd)
+		err := next(ctx, cmd)
+		if lost {
+			l.end(cmd, err)
+		}
+		return err
+	}
+}
+
+// A lease whose reply is lost is charged once, and nobody has it; all else is handed out. What Close gives back comes back
+// once, and if its reply is lost Close says so. The witness counts what was admitted from the first permit to the last.
+func TestALeaseWhoseReplyIsLost(t *testing.T) {
+	t.Parallel()
+	const burst, lease, losses = 1000, 16, 4
+	for network, does := range map[string]redistest.Fate{"swallows": redistest.Swallow, "cuts": redistest.Cut} {
+		t.Run("a network that "+network+" it", func(t *testing.T) {
+			t.Parallel()
+			ctx := context.Background()
+			w := newWire(t, func(o *redis.Options) { o.ReadTimeout = 500 * time.Millisecond })
+			store := headgate.Redis(w.client, headgate.Unbatched())
+			bucket := algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: burst}
+			l := newLimiter(t, store, bucket, headgate.WithLease(lease))
+			var fetches, lost, gone, fetching atomic.Int64 // gone: permits in the leases that were lost
+			var closing atomic.Bool
+			var before int // calls, when what is left is given back
+			w.client.AddHook(loser{
+				lose: func(cmd redis.Cmder) bool {
+					if !isFetch(cmd) {
+						if closing.CompareAndSwap(true, false) {
+							before = w.server.Calls("evalsha")
+							w.proxy.SetOne(1, does)
+						}
+						return false
+					}
+					fetching.Add(1)
+					if fetches.Add(1)%2 == 1 && lost.Load() < losses {
+						w.proxy.SetOne(1, does)
+					}
+					return true
+				},
+				end: func(cmd redis.Cmder, err error) {
+					defer fetching.Add(-1)
+					if err == nil {
+						return
+					}
+					total, _ := cmd.Args()[len(cmd.Args())-2].(int64) // with what is waited for
+					if total < 1 || total > lease+1 {
+						t.Errorf("a lease of %d, and a caller of 1, are fetched by %v", lease, cmd.Args())
+					}
+					lost.Add(1)
+					gone.Add(total)
+				},
+			})
+			var admitted int64
+			ask := func(pause time.Duration) headgate.Decision {
+				d, err := l.Allow(ctx)
+				if err != nil { // its own reply was lost, since it did not wait for the lease
+					wantUnknown(t, err, true)
+					gone.Add(1)
+				}
+				if d.Allowed {
+					admitted++
+				} else if err == nil && pause > 0 {
+					t.Fatalf("nothing is left after %d, with %d replies lost", admitted, lost.Load())
+				}
+				time.Sleep(pause)
+				return d
+			}
+			// Until enough are lost, one is at hand, and none is on its way.
+			for left := false; !left; {
+				d := ask(2 * time.Millisecond) // the next lease comes before one is used up
+				left = lost.Load() == losses && d.Source == headgate.SourceLease && d.Remaining > lease/2 && fetching.Load() == 0
+			}
+			closing.Store(true)
+			wantUnknown(t, l.Close(ctx), true)
+			if err := l.Close(ctx); err != nil {
+				t.Errorf("a second Close: %v", err)
+			}
+			if ran := w.server.Calls("evalsha") - before; ran != 1 {
+				t.Errorf("%d calls gave the lease back", ran)
+			}
+			t.Logf("%d admitted, %d permits gone in %d leases", admitted, gone.Load(), lost.Load())
+			for ask(0).Allowed {
+			}
+			if admitted != burst-gone.Load() {
+				t.Errorf("%d were admitted of %d less the %d that were lost", admitted, burst, gone.Load())
+			}
+		})
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,6 +114,27 @@ func TestALocalReservationIsCancelledLocally(t *testing.T) {
 	})
 }
 
+// A queue in process is as long as the share of it, though the whole one reaches further ahead.
+func TestALocalQueueIsAsLongAsItsShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb, f := faulty(t)
+		f.set(refused)
+		whole := algos.LeakyBucket{Rate: 1, Per: time.Second, Capacity: 10} // 11 on the line, the last of them in 10 s
+		l := newLimiter(t, headgate.Redis(rdb), whole, headgate.WithFallback(headgate.Local(0.3)))
+		defer closing(t, l)
+		for _, want := range []time.Duration{0, 3333334 * time.Microsecond, 6666667 * time.Microsecond} {
+			if r := reserve(t, l, 1); r.Delay() != want {
+				t.Errorf("a slot in %v, want %v", r.Delay(), want)
+			}
+		}
+		_, err := l.Reserve(context.Background()) // its slot would be in 10 s
+		denied, ok := errors.AsType[*headgate.DeniedError](err)
+		if !ok || denied.Decision.Source != headgate.SourceLocal || denied.Decision.RetryAfter != 3333333*time.Microsecond {
+			t.Errorf("a fourth in a queue for three: %+v", err)
+		}
+	})
+}
+
 // SweetSophia/noosphere #276: a full table denies the unknown, and evicts nobody.
 func TestLocalStateIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -126,15 +148,25 @@ func TestLocalStateIsBounded(t *testing.T) {
 		defer closing(t, l)
 		const most = 50_000
 		hot := l.For("hot")
-		allowN(t, hot, 2)
+		for range 10 {
+			allowN(t, hot, 2)
+			time.Sleep(50 * time.Millisecond) // until Redis is no longer asked
+		}
+		before := heap()
 		for i := range most - 1 {
 			if d := allowN(t, l.For(fmt.Sprint(i)), 1); !d.Allowed {
 				t.Fatalf("%d: %+v", i, d)
 			}
 		}
-		for range 100 {
-			_, err := l.For("one more").Allow(context.Background())
+		full := heap() - before
+		for i := range 9 * most {
+			_, err := l.For("one more", fmt.Sprint(i)).Allow(context.Background())
 			wantUnknown(t, err, false)
+		}
+		all := heap() - before
+		t.Logf("%d bytes, and %d", full, all)
+		if all > full+full/4 || full < 50*most { // of those that are refused nothing is kept
+			t.Errorf("%d keys take %d bytes, and with nine times as many that are refused %d", most, full, all)
 		}
 		if d := allowN(t, hot, 1); d.Allowed {
 			t.Errorf("a hot key was forgotten: %+v", d)
@@ -158,6 +190,14 @@ func TestLocalStateIsBounded(t *testing.T) {
 			t.Errorf("a hot key was forgotten: %+v", d)
 		}
 	})
+}
+
+// heap is how much is in use.
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // A shared limiter goes by what it has seen.

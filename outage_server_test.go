@@ -23,7 +23,7 @@ func TestAStoppedRedis(t *testing.T) {
 	rate := algos.TokenBucket{Rate: 100, Per: time.Second, Burst: 20}
 	l := newLimiter(t, headgate.Redis(server.Client()), rate, headgate.WithFallback(headgate.Local(0.5)))
 	allowN(t, l, 1)
-	var admitted, local, late atomic.Int64
+	var admitted, local, longest atomic.Int64
 	began := time.Now()
 	stop := make(chan struct{})
 	var callers sync.WaitGroup
@@ -38,10 +38,10 @@ func TestAStoppedRedis(t *testing.T) {
 				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 				asked := time.Now()
 				d, err := l.Allow(ctx)
-				if time.Since(asked) > 5*time.Second { // which only a caller who was held up could take
-					late.Add(1)
-				}
+				took := int64(time.Since(asked))
 				cancel()
+				for most := longest.Load(); took > most && !longest.CompareAndSwap(most, took); most = longest.Load() {
+				}
 				if err == nil && d.Allowed {
 					admitted.Add(1)
 				}
@@ -60,15 +60,16 @@ func TestAStoppedRedis(t *testing.T) {
 	callers.Wait()
 	took := time.Since(began)
 	closing(t, l)
-	if late.Load() > 0 || seen == 0 {
-		t.Errorf("%d were held up, %d decided in process", late.Load(), seen)
+	// Whoever waited for the server would have waited for as long as it stood, whatever else this machine has to do.
+	if most := time.Duration(longest.Load()); most > time.Second || seen == 0 {
+		t.Errorf("a call with 50 ms took %v; %d were decided in process", most, seen)
 	}
 	// Both sides' bursts, and both sides' rates, for as long as it took.
 	most := int64(20+10) + int64(150*took.Seconds()) + 1
 	if n := admitted.Load(); n > most {
 		t.Errorf("%d were admitted in %v, more than %d", n, took, most)
 	}
-	t.Logf("%d admitted in %v, %d decisions in process", admitted.Load(), took, seen)
+	t.Logf("%d admitted in %v, %d decisions in process, the longest call %v", admitted.Load(), took, seen, time.Duration(longest.Load()))
 }
 
 // animir/node-rate-limiter-flexible #49: killed, and started again.

@@ -53,8 +53,8 @@ func (p *parcel) fail(err error) {
 	close(p.done)
 }
 
-// outboxFor is where the calls for a key go. In a cluster or a ring each server has its own, so that one that hangs holds up nobody who
-// asks another.
+// outboxFor is where the calls for a key go. In a cluster or a ring each server has its own, so that one that hangs holds
+// up nobody who asks another.
 func (s *redisStore) outboxFor(ctx context.Context, key string) *outbox {
 	if s.outbox.alone {
 		return &s.outbox

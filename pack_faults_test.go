@@ -1,0 +1,116 @@
+package headgate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/headgate-go/headgate/algos"
+	"github.com/headgate-go/headgate/internal/redistest"
+)
+
+// What the server replies to the greeting of a new connection reaches each of the calls that were to go by it, as it does one
+// that goes alone.
+func TestAnErrorOfTheGreetingReachesAll(t *testing.T) {
+	server := redistest.Start(t)
+	for _, keys := range []int32{unasked, together, apart} {
+		rdb := server.Client(func(o *redis.Options) { o.Username, o.Password = "nobody", "wrong" })
+		l, s := manyKeys(t, rdb)
+		s.outbox.keys.Store(keys)
+		packed(t, s, 3, func(i int) {
+			_, err := l.For(fmt.Sprint(i)).Allow(context.Background())
+			if failed, ok := errors.AsType[*StoreError](err); !ok || failed.Unknown || !strings.Contains(err.Error(), "WRONGPASS") {
+				t.Errorf("%v", err)
+			}
+		})
+		if now := s.outbox.keys.Load(); now != keys {
+			t.Errorf("a server that did not let it in has told whether it stands alone: %d, then %d", keys, now)
+		}
+	}
+}
+
+// A server that has no room for one more connection is out, and a fallback decides.
+func TestAServerThatIsFullIsOutForAll(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			request := make([]byte, 4096)
+			for {
+				if _, err := conn.Read(request); err != nil {
+					break
+				}
+				_, _ = conn.Write([]byte("-ERR max number of clients reached\r\n"))
+			}
+			_ = conn.Close()
+		}
+	}()
+	rdb := redis.NewClient(&redis.Options{Addr: listener.Addr().String(), DisableIdentity: true, Password: "any", MaxRetries: -1})
+	defer rdb.Close()
+	s := Redis(rdb).(*redisStore)
+	l, err := New(s, "full", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000}, WithFallback(FailOpen()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(context.Background())
+	packed(t, s, 3, func(i int) {
+		if d, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil || d.Source != SourceOpen {
+			t.Errorf("%+v, %v", d, err)
+		}
+	})
+}
+
+// A proxy that no longer waits for the answer says so by an error of its own, which proves nothing.
+func TestAnUnknownErrorHasNothingSentAgain(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	var givesUp atomic.Bool
+	rdb.AddHook(proxyError{&givesUp})
+	l, s := manyKeys(t, rdb)
+	once := func() {
+		packed(t, s, 5, func(i int) { _, _ = l.For(fmt.Sprint(i)).Allow(context.Background()) })
+	}
+	once()
+	givesUp.Store(true)
+	once()
+	for i := range 5 {
+		if n := spent(t, l.For(fmt.Sprint(i))); n != 2 {
+			t.Errorf("%d permits are charged for 2 calls", n)
+		}
+	}
+}
+
+// proxyError has a pipeline run, and answered by an error.
+type proxyError struct{ on *atomic.Bool }
+
+func (proxyError) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (proxyError) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (p proxyError) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if p.on.CompareAndSwap(true, false) {
+			for _, cmd := range cmds {
+				cmd.SetErr(serverError("ERR upstream timed out"))
+			}
+		}
+		return err
+	}
+}
+
+type serverError string
+
+func (e serverError) Error() string { return string(e) }
+func (serverError) RedisError()     {}

@@ -25,6 +25,15 @@ type borrower struct {
 	served chan bool // whether there is a reply; there is none if the lease was refused
 }
 
+func (l *lender) borrower(of *lent, cost int64) *borrower {
+	b, ok := l.borrowers.Get().(*borrower)
+	if !ok {
+		b = &borrower{served: make(chan bool, 1)}
+	}
+	b.of, b.cost, b.by = of, cost, nil
+	return b
+}
+
 // begin notes that a lease is fetched from now on. Under mu.
 func (h *lent) begin(most int64) {
 	h.coming = new(errand)

@@ -40,6 +40,8 @@ type lender struct {
 	errands sync.WaitGroup // fetches
 	fetched atomic.Int64   // leases so far
 	ended   chan struct{}  // closed when everything was given back
+
+	borrowers sync.Pool // that have been answered
 }
 
 // lent is what one key has.
@@ -91,6 +93,7 @@ func (l *lender) decideInto(ctx context.Context, p *plan, key string, request dr
 	}
 	ok, b := l.hand(key, request.Cost, &g.Reply)
 	if b != nil { // it takes no longer than a call of one's own
+		defer l.borrowers.Put(b) // nobody else knows of it any more
 		select {
 		case ok = <-b.served:
 		case <-ctx.Done():
@@ -131,7 +134,7 @@ func (l *lender) hand(key string, cost int64, reply *driver.Reply) (ok bool, b *
 		go l.fetch(h)
 	}
 	if !ok && h.coming != nil && !h.coming.late && cost <= h.size {
-		b = &borrower{of: h, cost: cost, served: make(chan bool, 1)}
+		b = l.borrower(h, cost)
 		h.waiting = append(h.waiting, b)
 	}
 	return ok, b

@@ -37,6 +37,8 @@ type lines struct {
 	mu    sync.Mutex
 	calls map[line]underWay // nil if nothing is merged
 	turns uint64            // calls begun so far
+
+	rooms sync.Pool // of batches that have ended
 }
 
 // underWay is since when a call is, and who waits for it to end.
@@ -54,20 +56,22 @@ type queue struct {
 
 // A batch is requests that go in one call, each of a caller whose goroutine waits for it.
 type batch struct {
-	requests []driver.Request
-	callers  []context.Context
-	done     chan struct{} // closed when the call has ended, with:
-	replies  driver.Replies
-	err      error
+	*room                 // until it has ended
+	done    chan struct{} // closed when the call has ended, with:
+	replies driver.Replies
+	err     error
 
 	// Under the lines' mu:
 	turn   uint64 // of its call
 	phase  phase
 	left   map[int]bool // callers who have left in this phase, by their numbers
 	places []int        // in the call, by the callers' numbers; nil if they are the same
+}
 
-	request [1]driver.Request // room for the first
-	caller  [1]context.Context
+// A room is where the requests of a batch and their callers are. It is used again.
+type room struct {
+	requests []driver.Request
+	callers  []context.Context
 }
 
 // A phase is what has become of a batch.
@@ -109,7 +113,7 @@ func (l *lines) join(ctx context.Context, at line, request driver.Request) (b *b
 	call, found := l.calls[at]
 	if !found || call.queue == nil && time.Since(call.since) >= patience { // those who wait have their timer
 		if ctx.Done() != nil {
-			b = newBatch()
+			b = l.newBatch()
 			b.add(ctx, request)
 			b.depart()
 		}
@@ -124,7 +128,7 @@ func (l *lines) join(ctx context.Context, at line, request driver.Request) (b *b
 		call.queue.overdue = time.AfterFunc(patience-time.Since(call.since), func() { l.rescue(at) })
 		l.calls[at] = call
 	}
-	b = call.queue.last()
+	b = l.last(call.queue)
 	return b, b.add(ctx, request), 0, false
 }
 
@@ -197,19 +201,29 @@ func (q *queue) next() (b *batch, others *queue) {
 }
 
 // last is the batch in which there is room.
-func (q *queue) last() *batch {
+func (l *lines) last(q *queue) *batch {
 	n := len(q.batches)
 	if n == 0 || len(q.batches[n-1].requests) == maxBatch {
-		q.batches = append(q.batches, newBatch())
+		q.batches = append(q.batches, l.newBatch())
 		n++
 	}
 	return q.batches[n-1]
 }
 
-func newBatch() *batch {
-	b := &batch{done: make(chan struct{})}
-	b.requests, b.callers = b.request[:0], b.caller[:0]
-	return b
+func (l *lines) newBatch() *batch {
+	r, ok := l.rooms.Get().(*room)
+	if !ok {
+		r = new(room)
+	}
+	return &batch{room: r, done: make(chan struct{})}
+}
+
+// leaveRoom is the end of a batch.
+func (l *lines) leaveRoom(b *batch) {
+	clear(b.callers)
+	b.requests, b.callers = b.requests[:0], b.callers[:0]
+	l.rooms.Put(b.room)
+	b.room = nil
 }
 
 // add takes a caller in.
@@ -226,7 +240,7 @@ func (b *batch) depart() bool {
 		return true
 	}
 	requests, callers, left := b.requests, b.callers, b.left
-	b.requests, b.callers, b.left = nil, nil, nil
+	b.requests, b.callers, b.left = requests[:0], callers[:0], nil
 	b.places = make([]int, len(requests))
 	for number := range requests {
 		if !left[number] {
@@ -235,6 +249,7 @@ func (b *batch) depart() bool {
 			b.callers = append(b.callers, callers[number])
 		}
 	}
+	clear(callers[len(b.callers):])
 	return len(b.requests) > 0
 }
 
@@ -304,8 +319,12 @@ var errUnsent = errors.New("it was not sent")
 // serve makes a call for a batch, and others for those who have come meanwhile, until the line is idle.
 func (s *redisStore) serve(at line, b *batch) {
 	for ; b != nil; b = s.lines.next(at, b.turn) {
+		several := len(b.requests) > 1
 		s.serveBatch(at, b)
-		if len(b.requests) > 1 {
+		if at.plan.hook == nil { // which may keep the callers
+			s.lines.leaveRoom(b)
+		}
+		if several {
 			runtime.Gosched() // they may have more to ask, which goes together too
 		}
 	}

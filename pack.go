@@ -33,21 +33,21 @@ type letter struct {
 
 // pack makes letters of those parcels for which somebody still waits.
 func (o *outbox) pack(parcels []*parcel, keys int32) (letters []*letter) {
-	last := make(map[string]*letter) // of a script
+	last := make(map[kind]*letter)
 	for _, p := range parcels {
 		if p.ctx.Err() != nil {
 			p.fail(errUnsent)
 			continue
 		}
 		var l *letter
-		sha1, packable := p.packable()
+		of, packable := p.kind()
 		if packable && keys == together {
-			l = last[sha1]
+			l = last[of]
 		}
 		if l == nil || l.requests+p.requests > maxPacked {
 			l = &letter{cmd: p.cmd}
 			letters = append(letters, l)
-			last[sha1] = l
+			last[of] = l
 		}
 		l.parcels, l.requests = append(l.parcels, p), l.requests+p.requests
 	}
@@ -59,13 +59,18 @@ func (o *outbox) pack(parcels []*parcel, keys int32) (letters []*letter) {
 	return letters
 }
 
-// packable tells whether a parcel may share a letter with others of the same script: if that is for one key, and answers
-// by integers.
-func (p *parcel) packable() (sha1 string, ok bool) {
+// A kind is what parcels have in common that may share a letter: they are for one key each, and answer by integers.
+type kind struct {
+	sha1   string // of their script
+	params *params
+}
+
+func (p *parcel) kind() (of kind, ok bool) {
 	if _, ok = p.cmd.Cmder.(*redis.IntSliceCmd); ok {
-		sha1, ok = p.cmd.Args()[1].(string)
+		of.sha1, ok = p.cmd.Args()[1].(string)
 	}
-	return sha1, ok && p.cmd.Args()[0] == "evalsha"
+	of.params = p.params
+	return of, ok && p.cmd.Args()[0] == "evalsha"
 }
 
 // many is the script for many keys of a parcel's script.
@@ -80,13 +85,17 @@ func (o *outbox) many(p *parcel) driver.Script {
 
 // address makes the command of several parcels.
 func (l *letter) address(command, script string) {
-	args := make([]any, 3, 3+10*len(l.parcels)) // which is enough for most
-	args[0], args[1], args[2] = command, script, len(l.parcels)
+	const key, clock = 3, 4 // where these are in a parcel's command
+	last := l.parcels[len(l.parcels)-1]
+	common := last.cmd.Args()[clock : clock+1+len(last.params.args)] // at the latest instant, if it is their own
+	args := make([]any, 0, 4+len(common)+5*len(l.parcels))           // which is enough for most
+	args = append(args, command, script, len(l.parcels))
 	for _, p := range l.parcels {
-		args = append(args, p.cmd.Args()[3]) // the key
+		args = append(args, p.cmd.Args()[key])
 	}
+	args = append(append(args, len(common)), common...)
 	for _, p := range l.parcels {
-		own := p.cmd.Args()[4:]
+		own := p.cmd.Args()[clock+len(common):]
 		args = append(append(args, len(own)), own...)
 	}
 	l.cmd = once{redis.NewIntSliceCmd(context.Background(), args...)}

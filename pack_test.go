@@ -109,7 +109,7 @@ func TestManyKeysInOneCommandAreAnsweredAsByThemselves(t *testing.T) {
 				var got [keys][]int64
 				packed(t, s, keys, func(i int) {
 					callers := make([]context.Context, len(requests[i]))
-					n, err := s.send(context.Background(), line{p, fmt.Sprintf("hg:{%T/%d}", algorithm, i)}, p.paramsAt(0).args, requests[i], callers)
+					n, err := s.send(context.Background(), line{p, fmt.Sprintf("hg:{%T/%d}", algorithm, i)}, p.paramsAt(0), requests[i], callers)
 					if err != nil {
 						t.Error(err)
 					}
@@ -317,8 +317,8 @@ func TestTheClockAnswersForManyKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stale := p.renew(0).args
-	fresh := p.renew(time.Now().UnixMicro()).args
+	stale := p.renew(0)
+	fresh := p.renew(time.Now().UnixMicro())
 	packed(t, s, 10, func(i int) {
 		params := fresh
 		if i%2 == 0 {

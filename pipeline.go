@@ -3,6 +3,7 @@ package headgate
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -30,7 +31,7 @@ type outbox struct {
 
 	mu       sync.Mutex
 	underWay int
-	progress time.Time // when a call began or ended last
+	progress time.Time // when a call began or ended last, if there were a few
 	waiting  []*parcel
 	overdue  *time.Timer // while somebody waits: sends them if what is under way takes too long
 
@@ -43,6 +44,7 @@ type parcel struct {
 	ctx      context.Context
 	cmd      once
 	source   string // of the script
+	params   *params
 	requests int
 	done     chan struct{} // closed when it has been answered, or has failed
 }
@@ -88,7 +90,7 @@ func (o *outbox) process(ctx context.Context, script scriptCall, cmd redis.Cmder
 	o.mu.Lock()
 	// What is under way for too long has met a dead connection, and holds up nobody else.
 	if o.underWay >= fewCalls && time.Since(o.progress) < patience {
-		p := &parcel{ctx, once{cmd}, script.source, max(1, len(script.callers)), make(chan struct{})}
+		p := &parcel{ctx, once{cmd}, script.source, script.params, max(1, len(script.callers)), make(chan struct{})}
 		o.waiting = append(o.waiting, p)
 		if o.overdue == nil {
 			o.overdue = time.AfterFunc(patience, o.rescue)
@@ -97,8 +99,7 @@ func (o *outbox) process(ctx context.Context, script scriptCall, cmd redis.Cmder
 		<-p.done
 		return
 	}
-	o.underWay++
-	o.progress = time.Now()
+	o.count(1)
 	o.mu.Unlock()
 	defer func() { // whatever becomes of this goroutine
 		if batch := o.next(); batch != nil {
@@ -106,6 +107,14 @@ func (o *outbox) process(ctx context.Context, script scriptCall, cmd redis.Cmder
 		}
 	}()
 	_ = o.client.Process(ctx, once{cmd})
+}
+
+// count notes that calls have begun or ended. Under mu.
+func (o *outbox) count(begun int) {
+	o.underWay += begun
+	if o.underWay >= fewCalls { // nobody waits for one who is alone
+		o.progress = time.Now()
+	}
 }
 
 // lookAround has a cluster's client ask who serves which slots if a server did not answer: a replica may have taken its
@@ -129,7 +138,7 @@ func (o *outbox) rescue() {
 	switch {
 	case len(o.waiting) == 0:
 	case stuck:
-		o.underWay++
+		o.count(1)
 	default:
 		o.overdue = time.AfterFunc(patience-time.Since(o.progress), o.rescue)
 	}
@@ -146,12 +155,12 @@ func (o *outbox) rescue() {
 func (o *outbox) next() (batch []*parcel) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.progress = time.Now()
 	n := min(len(o.waiting), maxPipeline)
 	if n == 0 {
-		o.underWay--
+		o.count(-1)
 		return nil
 	}
+	o.count(0) // another one for the one that has ended
 	batch, o.waiting = o.waiting[:n:n], o.waiting[n:]
 	if len(o.waiting) == 0 && o.overdue != nil {
 		o.overdue.Stop()
@@ -188,6 +197,9 @@ func (o *outbox) flush(batch []*parcel) {
 				again = append(again, o.open(l)...)
 			}
 			letters = again
+		}
+		if len(batch) > 1 {
+			runtime.Gosched() // those who were answered may have more to ask, which goes together too
 		}
 	}
 }

@@ -130,12 +130,12 @@ func (s *redisStore) call(ctx context.Context, at line, requests []driver.Reques
 		defer s.denials.forget(at.key)
 	}
 	params := at.plan.paramsAt(s.ahead.Load())
-	n, err := s.send(ctx, at, params.args, requests, callers)
+	n, err := s.send(ctx, at, params, requests, callers)
 	if err == nil && len(n) == 1 && params.dated() && ctx.Err() == nil {
 		if s.now == nil { // a client's clock is what the caller wants it to be, and it is the limiter that is ahead
 			s.ahead.Store(n[0] - time.Now().UnixMicro())
 		}
-		if n, err = s.send(ctx, at, at.plan.renew(n[0]).args, requests, callers); err == nil && len(n) == 1 {
+		if n, err = s.send(ctx, at, at.plan.renew(n[0]), requests, callers); err == nil && len(n) == 1 {
 			err = errDates
 		}
 	}
@@ -149,9 +149,9 @@ func (s *redisStore) call(ctx context.Context, at line, requests []driver.Reques
 	return replies, err
 }
 
-func (s *redisStore) send(ctx context.Context, at line, params []any, requests []driver.Request, callers []context.Context) ([]int64, error) {
+func (s *redisStore) send(ctx context.Context, at line, params *params, requests []driver.Request, callers []context.Context) ([]int64, error) {
 	p := at.plan
-	args := make([]any, 0, 5+len(params)+2*len(requests)) // what charges take; the rarer ones grow it
+	args := make([]any, 0, 5+len(params.args)+2*len(requests)) // what charges take; the rarer ones grow it
 	if p.shared == nil {
 		args = append(args, "evalsha", p.sha1, 1, at.key)
 	} else {
@@ -162,9 +162,9 @@ func (s *redisStore) send(ctx context.Context, at line, params []any, requests [
 	} else {
 		args = append(args, s.now())
 	}
-	args = append(args, params...)
+	args = append(args, params.args...)
 	args = driver.AppendArgs(args, requests)
-	script := scriptCall{&p.observer, p.rule.Name(), p.script.Source, callers}
+	script := scriptCall{&p.observer, p.rule.Name(), p.script.Source, params, callers}
 	if p.shared == nil {
 		return eval(ctx, script, args, s.run)
 	}
@@ -176,6 +176,7 @@ type scriptCall struct {
 	*observer
 	algorithm string // in the script; may be empty
 	source    string
+	params    *params           // what it decides by
 	callers   []context.Context // who share it, if there is more than one
 }
 

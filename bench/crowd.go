@@ -7,16 +7,16 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // What is measured of many callers at once.
 const (
-	perSecond    quantity = "decisions a second, all callers together"
-	callerP50    quantity = "a caller's p50, µs"
-	callerP99    quantity = "a caller's p99, µs"
-	gaveUp       quantity = "calls that failed, %"
-	crowdSeconds quantity = "seconds"
+	perSecond quantity = "decisions a second, all callers together"
+	callerP50 quantity = "a caller's p50, µs"
+	callerP99 quantity = "a caller's p99, µs"
+	gaveUp    quantity = "calls that failed, %"
 )
 
 // crowdLasts is how long a crowd asks.
@@ -73,7 +73,7 @@ func (c crowd) measure(rounds int, r results, all []opened, keys []string) error
 	var probes []probe
 	for _, o := range all {
 		probes = append(probes, probe{o.String(), func() (reading, error) {
-			return c.ask(o.keyed, keys, crowdLasts, true)
+			return c.countAndTime(o.keyed, keys)
 		}}.at(c.String()))
 	}
 	if err := r.measure(rounds, 1, probes); err != nil {
@@ -117,66 +117,87 @@ func refusals(rdb client, rounds int, r results) error {
 			return fmt.Errorf("%v: %w", o, err)
 		}
 		probes = append(probes, probe{o.String(), func() (reading, error) {
-			values, err := deniedCrowd.ask(o.keyed, []string{o.key}, crowdLasts, false)
-			return reading{denied: values[perSecond]}, err
+			all, err := deniedCrowd.ask(o.keyed, []string{o.key}, false, false)
+			return reading{denied: all.perSecond()}, err
 		}})
 	}
 	return r.measure(rounds, 1, probes)
 }
 
+// asked is what came of a crowd's asking for a while.
+type asked struct {
+	decisions, gaveUp int
+	took              time.Duration
+	waits             []time.Duration // for each of both; nil if they were not timed
+}
+
+func (a asked) perSecond() float64 { return float64(a.decisions) / a.took.Seconds() }
+
 // ask has the callers ask for a while. All must get the answer that the row is about.
-func (c crowd) ask(k keyed, keys []string, lasts time.Duration, want bool) (reading, error) {
-	type asked struct {
-		waits  []time.Duration
-		gaveUp int
-		err    error
-	}
-	all := make([]asked, c.callers)
+func (c crowd) ask(k keyed, keys []string, want, timed bool) (all asked, err error) {
+	each := make([]asked, c.callers)
+	errs := make([]error, c.callers)
 	var callers sync.WaitGroup
+	var over atomic.Bool
 	start := make(chan struct{})
-	var began time.Time
-	for i := range all {
+	for i := range each {
 		callers.Go(func() {
-			a := &all[i]
-			a.waits = make([]time.Duration, 0, 256)
+			var a asked // their own, far from the others'
+			if timed {
+				a.waits = make([]time.Duration, 0, 256)
+			}
 			of := k(keys[0])
 			<-start
-			for now := began; now.Sub(began) < lasts; {
+			for began := time.Now(); !over.Load() && errs[i] == nil; {
 				if len(keys) > 1 {
 					of = k(keys[rand.IntN(len(keys))])
 				}
 				switch err := once(context.Background(), of, want); {
 				case err == nil:
+					a.decisions++
 				case errors.Is(err, errGaveUp):
 					a.gaveUp++
-				case err != nil:
-					a.err = err
-					return
+				default:
+					errs[i] = err
 				}
-				then := now
-				now = time.Now()
-				a.waits = append(a.waits, now.Sub(then))
+				if timed {
+					ended := time.Now()
+					a.waits = append(a.waits, ended.Sub(began))
+					began = ended
+				}
 			}
+			each[i] = a
 		})
 	}
-	began = time.Now()
+	began := time.Now()
 	close(start)
+	time.AfterFunc(crowdLasts, func() { over.Store(true) })
 	callers.Wait()
-	took := time.Since(began)
-	var waits []time.Duration
-	failed := 0
-	for _, a := range all {
-		if a.err != nil {
-			return nil, a.err
-		}
-		waits, failed = append(waits, a.waits...), failed+a.gaveUp
+	all.took = time.Since(began)
+	for _, a := range each {
+		all.decisions, all.gaveUp = all.decisions+a.decisions, all.gaveUp+a.gaveUp
+		all.waits = append(all.waits, a.waits...)
 	}
-	slices.Sort(waits)
+	slices.Sort(all.waits)
+	return all, errors.Join(errs...)
+}
+
+// countAndTime measures how many decisions a crowd gets, and how long its callers wait: in turns of their own, since
+// reading the clock takes longer than some of the decisions.
+func (c crowd) countAndTime(k keyed, keys []string) (reading, error) {
+	counted, err := c.ask(k, keys, true, false)
+	if err != nil {
+		return nil, err
+	}
+	timed, err := c.ask(k, keys, true, true)
+	if err != nil {
+		return nil, err
+	}
+	n := len(timed.waits)
 	return reading{
-		perSecond:    float64(len(waits)-failed) / took.Seconds(),
-		crowdSeconds: took.Seconds(),
-		callerP50:    micros(waits[len(waits)/2]),
-		callerP99:    micros(waits[len(waits)*99/100]),
-		gaveUp:       100 * float64(failed) / float64(len(waits)),
+		perSecond: counted.perSecond(),
+		callerP50: micros(timed.waits[n/2]),
+		callerP99: micros(timed.waits[n*99/100]),
+		gaveUp:    100 * float64(counted.gaveUp) / float64(counted.decisions+counted.gaveUp),
 	}, nil
 }

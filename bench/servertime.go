@@ -81,15 +81,15 @@ func serverTime(rdb client, rounds int, r results) error {
 	var probes []probe
 	for _, o := range all {
 		probes = append(probes, probe{o.String(), func() (reading, error) {
-			var values reading
+			var all asked
 			busy, number, err := sent.busy(rdb, 1, func() (err error) {
-				values, err = crowd{64, 1}.ask(o.keyed, []string{o.key}, crowdLasts, true)
+				all, err = crowd{64, 1}.ask(o.keyed, []string{o.key}, true, false)
 				return err
 			})
 			if err != nil {
 				return nil, err
 			}
-			decisions := values[perSecond] * values[crowdSeconds]
+			decisions := float64(all.decisions)
 			return reading{busyCrowd: busy / decisions, commandsCrowd: number / decisions}, nil
 		}})
 	}

@@ -60,12 +60,12 @@ func split(p *program.Program, rounds int, r results) error {
 						return nil, err
 					}
 				}
-				values, err := crowd{64, k}.ask(keyed, users(k), crowdLasts, true)
+				all, err := crowd{64, k}.ask(keyed, users(k), true, false)
 				if err != nil {
 					return nil, err
 				}
 				busiest, err := busiest(nodes)
-				return reading{splitRate: values[perSecond], splitBusy: busiest / (values[perSecond] * values[crowdSeconds])}, err
+				return reading{splitRate: all.perSecond(), splitBusy: busiest / float64(all.decisions)}, err
 			}})
 		}
 	}

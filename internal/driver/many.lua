@@ -2,7 +2,8 @@
 -- marked line, and reads the clock there.
 --
 -- KEYS[k]   the limiter's state of call k
--- ARGV      for each call how many arguments it has, and these, as the driver takes them
+-- ARGV      how many arguments the calls have in common (the clock and the parameters), and these; then for each call how
+--           many of its own, and these
 -- Reply     for each call how many integers it answers, and these; 0 if it answers anything else, by which it tells that it
 --           did nothing: why, it tells if it is made by itself
 -- Writes    what the calls write
@@ -10,11 +11,18 @@ local clock = ARGV[2] == '' and redis.call('TIME')
 local function decide(KEYS, ARGV)
 --@driver
 end
-local replies, last, at = {}, 0, 1
+local replies, last = {}, 0
+local key, args = {}, {} -- of every call in turn
+local common = ARGV[1] + 0
+for i = 1, common do args[i] = ARGV[1 + i] end
+local at = common + 2
 for k = 1, #KEYS do
   local n = ARGV[at] + 0
-  local _, reply = pcall(decide, { KEYS[k] }, { unpack(ARGV, at + 1, at + n) })
+  key[1] = KEYS[k]
+  for i = 1, n do args[common + i] = ARGV[at + i] end
+  for i = common + n + 1, #args do args[i] = nil end
   at = at + n + 1
+  local _, reply = pcall(decide, key, args)
   n = type(reply) == 'table' and #reply or 0 -- an error is a table without elements, or in Redis 6 its text
   replies[last + 1] = n
   for i = 1, n do replies[last + 1 + i] = reply[i] end

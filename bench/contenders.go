@@ -34,7 +34,7 @@ type limit struct {
 // which the first call takes for longer than a run, makes all others Denied. At an uneven rate the time of a permit is
 // no whole number of microseconds, which takes a longer way in Headgate. At a slow rate the keys of many users stay.
 var (
-	allowed       = limit{1000, time.Second, 10_000_000}
+	allowed       = limit{1000, time.Second, 1_000_000_000}
 	lasting       = limit{1, 10 * time.Minute, 50_000}
 	refused       = limit{1, time.Hour, 1}
 	allowedUneven = limit{7, time.Second, 10_000_000}

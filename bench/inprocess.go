@@ -19,7 +19,6 @@ import (
 func inProcess(rounds int) ([]row, error) {
 	const many = 10_000
 	busy := limit{1, time.Second, 1_000_000} // more than all calls to one of many keys
-	hot := limit{allowed.rate, allowed.per, 1_000_000_000}
 	asNew := limit{10_000, time.Second, 1} // drained before its turn comes again
 	var rows []row
 	for _, c := range []struct {
@@ -30,8 +29,8 @@ func inProcess(rounds int) ([]row, error) {
 		mayRefuse  bool
 		bar        bar
 	}{
-		{"one key, 1 goroutine", hot, 1, 1, false, bar{0.5, ratio}},
-		{"one key, 8 goroutines", hot, 1, 8, false, bar{0.5, ratio}},
+		{"one key, 1 goroutine", allowed, 1, 1, false, bar{0.5, ratio}},
+		{"one key, 8 goroutines", allowed, 1, 8, false, bar{0.5, ratio}},
 		{"one key, 1 goroutine, refused", refused, 1, 1, true, bar{}},
 		{"10,000 keys in use, 8 goroutines", busy, many, 8, false, bar{}},
 		{"10,000 keys, as new at almost every call, 8 goroutines", asNew, many, 8, true, bar{}},

@@ -130,19 +130,20 @@ func (o *outbox) lookAround(err error) {
 	}
 }
 
-// rescue sends those who have waited for too long, beside what is under way.
+// rescue sends those who have waited for too long, beside what is under way, as many as a pipeline carries. Others wait for
+// that one, and no longer than for any.
 func (o *outbox) rescue() {
 	o.mu.Lock()
 	o.overdue = nil
-	stuck := time.Since(o.progress) >= patience
-	switch {
-	case len(o.waiting) == 0:
-	case stuck:
+	remaining := patience - time.Since(o.progress)
+	stuck := len(o.waiting) > 0 && remaining <= 0
+	if stuck {
 		o.count(1)
-	default:
-		o.overdue = time.AfterFunc(patience-time.Since(o.progress), o.rescue)
+		remaining = patience
 	}
-	stuck = stuck && len(o.waiting) > 0
+	if len(o.waiting) > 0 {
+		o.overdue = time.AfterFunc(remaining, o.rescue)
+	}
 	o.mu.Unlock()
 	if stuck {
 		if batch := o.next(); batch != nil {

@@ -214,6 +214,7 @@ func repeat(ctx context.Context, c call, n int, want bool) error {
 	return nil
 }
 
+// once makes a call that must be answered in one way.
 func once(ctx context.Context, c call, want bool) error {
 	got, err := c(ctx)
 	if err == nil && got != want {

@@ -31,8 +31,8 @@ type letter struct {
 	cmd      once
 }
 
-// pack makes letters of those parcels for which somebody still waits.
-func (o *outbox) pack(parcels []*parcel, keys int32) (letters []*letter) {
+// pack makes letters of those parcels for which somebody still waits: of several parcels, if they may share, or of one each.
+func (o *outbox) pack(parcels []*parcel, share bool) (letters []*letter) {
 	last := make(map[kind]*letter)
 	for _, p := range parcels {
 		if p.ctx.Err() != nil {
@@ -41,7 +41,7 @@ func (o *outbox) pack(parcels []*parcel, keys int32) (letters []*letter) {
 		}
 		var l *letter
 		of, packable := p.kind()
-		if packable && keys == together {
+		if packable && share {
 			l = last[of]
 		}
 		if l == nil || l.requests+p.requests > maxPacked {
@@ -119,7 +119,7 @@ func (o *outbox) open(l *letter) (again []*letter) {
 		if redis.HasErrorPrefix(err, "CROSSSLOT") { // it has become a node of a cluster
 			o.keys.Store(apart)
 		}
-		return o.pack(l.parcels, apart)
+		return o.pack(l.parcels, false)
 	}
 	var failed []*parcel
 	for _, p := range l.parcels {
@@ -139,7 +139,7 @@ func (o *outbox) open(l *letter) (again []*letter) {
 		p.cmd.Cmder.(*redis.IntSliceCmd).SetVal(own)
 		close(p.done)
 	}
-	return o.pack(failed, apart)
+	return o.pack(failed, false)
 }
 
 // hello is what asks a server whether it has all keys. It is nil if the answer is known.

@@ -173,7 +173,7 @@ func (o *outbox) next() (batch []*parcel) {
 // flush sends a pipeline, and others for those who have come meanwhile.
 func (o *outbox) flush(batch []*parcel) {
 	for ; batch != nil; batch = o.next() {
-		for letters := o.pack(batch, o.keys.Load()); len(letters) > 0; {
+		for letters := o.pack(batch, o.keys.Load() == together); len(letters) > 0; {
 			pipe := o.client.Pipeline()
 			hello := o.hello()
 			if hello != nil {

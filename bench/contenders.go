@@ -97,7 +97,6 @@ func contenders() []contender {
 const (
 	headgateName  = "Headgate"
 	unbatchedName = "Headgate, unbatched"
-	sharedName    = "Headgate, shared parameters"
 	rememberName  = "Headgate, remembered denials"
 	redisRateName = "redis_rate"
 	pipelinedMode = "go-redis's AutoPipeline"

@@ -12,7 +12,8 @@ type Decision struct {
 	// were given up, a request for more may be granted too.
 	Remaining int
 	// RetryAfter is how long until the same request, with the same bound, is admitted if nobody else comes; exact to
-	// the microsecond. It is zero if and only if the request was allowed.
+	// the microsecond, but for a denial that the process remembers: see RememberDenials. It is zero if and only if the
+	// request was allowed.
 	RetryAfter time.Duration
 	// ResetAfter is how long until the limiter is as new, with all its permits, if nobody else comes.
 	ResetAfter time.Duration

@@ -15,9 +15,9 @@ const (
 	mostCosts = 4
 )
 
-// RememberDenials has the process itself answer a request of which it knows that it comes too early: for as many permits
-// as, or more than, one that Redis refused, before the instant that the refusal quoted. For clients that ask again and
-// again. A Peek always asks Redis.
+// RememberDenials has the process itself answer a request of which it knows that it comes too early: one for at least as
+// many permits as Redis refused, before the instant that the refusal quoted. It is for clients that ask again and again. A
+// Peek always asks Redis.
 //
 // What is given back or reset through this Store is taken into account. What others give back or reset is not, nor
 // parameters that they raise, until the instant quoted. Of such a decision Remaining is 0, and ResetAfter and RetryAfter may
@@ -31,7 +31,7 @@ func RememberDenials() RedisOption {
 // denials are what Redis has refused to this process, by the key of the state.
 type denials struct {
 	base    time.Time     // instants are µs since then
-	changes atomic.Uint64 // that this process has made
+	changes atomic.Uint64 // that this process has made, of any key: see forget
 
 	latest atomic.Pointer[denied] // the key that was refused last
 	mu     sync.RWMutex

@@ -70,10 +70,10 @@ func (l *lender) fetchOne(h *lent) (again bool) {
 	now := max(l.now(), h.asked)
 	var served, dismissed []*borrower
 	if err != nil {
-		h.not = now + leaseAgain.Microseconds()
+		h.notBefore = now + leaseAgain.Microseconds()
 	} else if before, reply := replies.At(0), replies.At(1); reply.Wait < 0 {
 		h.size = max(size/4, 1) // the next one is of twice that
-		h.not = began + min(-reply.Wait, leaseAgain.Microseconds())
+		h.notBefore = began + min(-reply.Wait, leaseAgain.Microseconds())
 	} else if h.resets == resets {
 		fresh := lease{number: l.fetched.Add(1), left: total, receipt: reply.Receipt}
 		// The instant before the call is no later than that of the grant. Spans are rounded, so a microsecond is taken off.
@@ -86,11 +86,11 @@ func (l *lender) fetchOne(h *lent) (again bool) {
 		served = h.serve(served, now, this)
 		h.spoil(l.rule, now)
 		if h.leases[0].left == 0 && size == l.most { // the limiter refills it faster than it comes
-			h.not = now + leaseAgain.Microseconds()
+			h.notBefore = now + leaseAgain.Microseconds()
 		}
 		served = h.serve(served, now, nil)
 		h.scarce = len(served) > 0
-		again = h.scarce && now >= h.not && h.leases[1].left == 0 && !h.gone
+		again = h.scarce && now >= h.notBefore && h.leases[1].left == 0 && !h.gone
 	}
 	if again {
 		h.begin(l.most)
@@ -116,8 +116,8 @@ func (b *borrower) leave() bool {
 	return true
 }
 
-// serve gives to those who wait, in the order in which they came: by an errand, to those who are counted in it, and
-// otherwise to all. Under mu.
+// serve gives permits to those who wait, in the order in which they came: of the lease that an errand brought to those whom
+// it counted, or, if by is nil, of both leases to all. It appends those to served. Under mu.
 func (h *lent) serve(served []*borrower, now int64, by *errand) []*borrower {
 	waiting := h.waiting
 	h.waiting = nil

@@ -15,7 +15,7 @@ import (
 const (
 	// hot is how soon a key must be asked for again for a lease to be taken.
 	hot = time.Second
-	// leaseAgain is when a lease is tried again after one failed, was refused, or came too late.
+	// leaseAgain is how long no lease is tried after one failed or came too late, and at most after one was refused.
 	leaseAgain = 100 * time.Millisecond
 )
 
@@ -48,24 +48,24 @@ type lender struct {
 type lent struct {
 	key string
 
-	mu      sync.Mutex
-	leases  [2]lease    // the second is fetched ahead
-	size    int64       // of the last one, or half of what was refused
-	asked   int64       // when somebody came last
-	not     int64       // before when there is nothing to fetch
-	coming  *errand     // while one is fetched
-	waiting []*borrower // for it, in the order in which they came
-	scarce  bool        // somebody had to wait for the last one: the next is fetched as soon as there is room for it
-	gone    bool        // it is no longer in keys
-	resets  int         // what was fetched before one is forgotten
+	mu        sync.Mutex
+	leases    [2]lease    // the second is fetched ahead
+	size      int64       // of the last one, or a quarter of one that was refused: the next one is of twice that
+	asked     int64       // when somebody came last
+	notBefore int64       // until then none is fetched
+	coming    *errand     // while one is fetched
+	waiting   []*borrower // for it, in the order in which they came
+	scarce    bool        // somebody had to wait for the last one: the next is fetched as soon as there is room for it
+	gone      bool        // it is no longer in keys
+	resets    int         // what was fetched before one is forgotten
 }
 
 // A lease is permits of one grant that are left: the last of it.
 type lease struct {
-	number  int64 // which of the key's it is
+	number  int64 // which of the lender's it is, from 1
 	left    int64
 	ends    int64 // when the last one's place ends at the earliest
-	begins  int64 // before when no place of those that are left begins, as far as is known
+	begins  int64 // before when no place of those that are left begins; 0 if that is to be reckoned
 	receipt algos.Receipt
 }
 
@@ -92,7 +92,7 @@ func (l *lender) decideInto(ctx context.Context, p *plan, key string, request dr
 		return l.redisStore.decideInto(ctx, p, key, request, life, g)
 	}
 	ok, b := l.hand(key, request.Cost, &g.Reply)
-	if b != nil { // it takes no longer than a call of one's own
+	if b != nil { // for as long as a call takes, and no longer than patience
 		defer l.borrowers.Put(b) // nobody else knows of it any more
 		select {
 		case ok = <-b.served:
@@ -128,7 +128,7 @@ func (l *lender) hand(key string, cost int64, reply *driver.Reply) (ok bool, b *
 	}
 	again := now-h.asked < hot.Microseconds()
 	h.asked = now
-	if again && h.coming == nil && now >= h.not && second.left == 0 && (h.scarce || first.left <= h.size/2) {
+	if again && h.coming == nil && now >= h.notBefore && second.left == 0 && (h.scarce || first.left <= h.size/2) {
 		h.begin(l.most)
 		l.errands.Add(1)
 		go l.fetch(h)
@@ -183,7 +183,7 @@ func (l *lender) takeBack(key string, request driver.Request) int64 {
 	for i := range h.leases {
 		if lease := &h.leases[i]; lease.number == request.Receipt.Period && lease.left == request.Receipt.Number {
 			lease.left -= request.Cost
-			lease.begins = 0
+			lease.begins = 0 // earlier, with these
 			return -request.Cost
 		}
 	}

@@ -41,9 +41,9 @@ type lines struct {
 	rooms sync.Pool // of batches that have ended
 }
 
-// underWay is since when a call is, and who waits for it to end.
+// underWay is the call that has a line, and who waits for it to end.
 type underWay struct {
-	turn  uint64 // which call: one that took too long has lost it to another
+	turn  uint64 // its number among the calls begun: one that takes too long loses the line to another
 	since time.Time
 	queue *queue // nil if nobody waits
 }
@@ -56,7 +56,7 @@ type queue struct {
 
 // A batch is requests that go in one call, each of a caller whose goroutine waits for it.
 type batch struct {
-	*room                 // until it has ended
+	*room                 // until it has ended: under the lines' mu while it is in line, then of who serves it
 	done    chan struct{} // closed when the call has ended, with:
 	replies driver.Replies
 	err     error
@@ -104,9 +104,9 @@ func (s *redisStore) ask(ctx context.Context, at line, request driver.Request) (
 	return replies.At(0), nil
 }
 
-// join queues a request behind the call of its line that is under way, and returns its batch and its number there. If
-// there is none, or it has taken too long, a new one begins: that of the batch, or if there is no batch either, of the caller
-// itself, who cannot leave.
+// join queues a request behind the call of its line that is under way, and returns its batch and its number there. If no
+// call is under way, or that one has taken too long, a new one begins, which is to be made: of a batch, if the caller may
+// leave, and otherwise by the caller, who gets no batch but the turn of the call.
 func (l *lines) join(ctx context.Context, at line, request driver.Request) (b *batch, number int, turn uint64, begins bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -321,7 +321,7 @@ func (s *redisStore) serve(at line, b *batch) {
 	for ; b != nil; b = s.lines.next(at, b.turn) {
 		several := len(b.requests) > 1
 		s.serveBatch(at, b)
-		if at.plan.hook == nil { // which may keep the callers
+		if at.plan.hook == nil { // a hook may have kept the callers' slice, as links
 			s.lines.leaveRoom(b)
 		}
 		if several {

@@ -31,8 +31,8 @@ type letter struct {
 	cmd      once
 }
 
-// pack makes letters of those parcels for which somebody still waits.
-func (o *outbox) pack(parcels []*parcel, keys int32) (letters []*letter) {
+// pack makes letters of those parcels for which somebody still waits: of several parcels, if they may share, or of one each.
+func (o *outbox) pack(parcels []*parcel, share bool) (letters []*letter) {
 	last := make(map[kind]*letter)
 	for _, p := range parcels {
 		if p.ctx.Err() != nil {
@@ -41,7 +41,7 @@ func (o *outbox) pack(parcels []*parcel, keys int32) (letters []*letter) {
 		}
 		var l *letter
 		of, packable := p.kind()
-		if packable && keys == together {
+		if packable && share {
 			l = last[of]
 		}
 		if l == nil || l.requests+p.requests > maxPacked {
@@ -87,7 +87,7 @@ func (o *outbox) many(p *parcel) driver.Script {
 func (l *letter) address(command, script string) {
 	const key, clock = 3, 4 // where these are in a parcel's command
 	last := l.parcels[len(l.parcels)-1]
-	common := last.cmd.Args()[clock : clock+1+len(last.params.args)] // at the latest instant, if it is their own
+	common := last.cmd.Args()[clock : clock+1+len(last.params.args)] // the clock is the latest, where it is the client's
 	args := make([]any, 0, 4+len(common)+5*len(l.parcels))           // which is enough for most
 	args = append(args, command, script, len(l.parcels))
 	for _, p := range l.parcels {
@@ -102,8 +102,9 @@ func (l *letter) address(command, script string) {
 }
 
 // open hands out what was answered, and returns what is to be sent again: the script to a server that does not have it,
-// and parcels one by one of which the answer proves that nothing was done, so that each hears why. (An error of the whole
-// command is one of a command that did not run: within it each key's are caught.)
+// and parcels one by one whose call failed, so that each hears why. An error of the whole command means that it did not
+// run, since within it the errors of each key are caught; but one without a code of its own, an ERR, may come from
+// anything in between, and after it ran.
 func (o *outbox) open(l *letter) (again []*letter) {
 	if len(l.parcels) == 1 {
 		close(l.parcels[0].done)
@@ -114,11 +115,11 @@ func (o *outbox) open(l *letter) (again []*letter) {
 		l.address("eval", o.many(l.parcels[0]).Source)
 		return []*letter{l}
 	}
-	if reply := replyOf(err); reply != nil && !errors.Is(err, redis.Nil) && reply.code != "ERR" { // which may be anybody's, after it ran
+	if reply := replyOf(err); reply != nil && !errors.Is(err, redis.Nil) && reply.code != "ERR" {
 		if redis.HasErrorPrefix(err, "CROSSSLOT") { // it has become a node of a cluster
 			o.keys.Store(apart)
 		}
-		return o.pack(l.parcels, apart)
+		return o.pack(l.parcels, false)
 	}
 	var failed []*parcel
 	for _, p := range l.parcels {
@@ -138,7 +139,7 @@ func (o *outbox) open(l *letter) (again []*letter) {
 		p.cmd.Cmder.(*redis.IntSliceCmd).SetVal(own)
 		close(p.done)
 	}
-	return o.pack(failed, apart)
+	return o.pack(failed, false)
 }
 
 // hello is what asks a server whether it has all keys. It is nil if the answer is known.

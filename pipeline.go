@@ -31,21 +31,21 @@ type outbox struct {
 
 	mu       sync.Mutex
 	underWay int
-	progress time.Time // when a call began or ended last, if there were a few
+	progress time.Time // when a call began or ended last while a few were under way
 	waiting  []*parcel
 	overdue  *time.Timer // while somebody waits: sends them if what is under way takes too long
 
 	keys    atomic.Int32 // unasked, together or apart: whether one server has all of them
-	scripts sync.Map     // for many keys, by the SHA1 of those for one
+	scripts sync.Map     // driver.Script for many keys, by the SHA1 of the one for one key
 }
 
 // A parcel is a command that waits to be sent.
 type parcel struct {
 	ctx      context.Context
 	cmd      once
-	source   string // of the script
-	params   *params
-	requests int
+	source   string        // of the script
+	params   *params       // among the command's arguments
+	requests int           // that the command carries
 	done     chan struct{} // closed when it has been answered, or has failed
 }
 
@@ -112,7 +112,7 @@ func (o *outbox) process(ctx context.Context, script scriptCall, cmd redis.Cmder
 // count notes that calls have begun or ended. Under mu.
 func (o *outbox) count(begun int) {
 	o.underWay += begun
-	if o.underWay >= fewCalls { // nobody waits for one who is alone
+	if o.underWay >= fewCalls { // with fewer nobody waits, and nobody looks at it
 		o.progress = time.Now()
 	}
 }
@@ -130,19 +130,20 @@ func (o *outbox) lookAround(err error) {
 	}
 }
 
-// rescue sends those who have waited for too long, beside what is under way.
+// rescue sends those who have waited for too long, beside what is under way, as many as a pipeline carries. Others wait for
+// that one, and no longer than for any.
 func (o *outbox) rescue() {
 	o.mu.Lock()
 	o.overdue = nil
-	stuck := time.Since(o.progress) >= patience
-	switch {
-	case len(o.waiting) == 0:
-	case stuck:
+	remaining := patience - time.Since(o.progress)
+	stuck := len(o.waiting) > 0 && remaining <= 0
+	if stuck {
 		o.count(1)
-	default:
-		o.overdue = time.AfterFunc(patience-time.Since(o.progress), o.rescue)
+		remaining = patience
 	}
-	stuck = stuck && len(o.waiting) > 0
+	if len(o.waiting) > 0 {
+		o.overdue = time.AfterFunc(remaining, o.rescue)
+	}
 	o.mu.Unlock()
 	if stuck {
 		if batch := o.next(); batch != nil {
@@ -172,7 +173,7 @@ func (o *outbox) next() (batch []*parcel) {
 // flush sends a pipeline, and others for those who have come meanwhile.
 func (o *outbox) flush(batch []*parcel) {
 	for ; batch != nil; batch = o.next() {
-		for letters := o.pack(batch, o.keys.Load()); len(letters) > 0; {
+		for letters := o.pack(batch, o.keys.Load() == together); len(letters) > 0; {
 			pipe := o.client.Pipeline()
 			hello := o.hello()
 			if hello != nil {
@@ -181,8 +182,9 @@ func (o *outbox) flush(batch []*parcel) {
 			for _, l := range letters {
 				_ = pipe.Process(context.Background(), l.cmd)
 			}
-			cmds, err := pipe.Exec(context.Background()) // each command has its own error
-			// but for an error that the server replied to the greeting of a new connection: nothing was sent then
+			// Each command has its own error. If none has one and there is an error all the same, the server has refused the
+			// greeting of a new connection, and nothing was sent.
+			cmds, err := pipe.Exec(context.Background())
 			greeted := err == nil || slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil })
 			if !greeted {
 				for _, cmd := range cmds {

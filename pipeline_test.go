@@ -155,6 +155,44 @@ func TestNobodyWaitsForAPipelineThatTakesTooLong(t *testing.T) {
 	}
 }
 
+// Those for whom the pipeline that took the others' place has no room do not wait for it for longer, either.
+func TestNobodyWaitsBehindTwoPipelinesThatTakeTooLong(t *testing.T) {
+	const callers = 2 * maxPipeline
+	j := newJam(t, algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000})
+	errs := make(chan error, callers)
+	for i := range callers {
+		go func() {
+			_, err := j.For(fmt.Sprint(i)).Allow(context.Background())
+			errs <- err
+		}()
+	}
+	o := &j.store.outbox
+	waiting := func() int {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return len(o.waiting)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for waiting() <= maxPipeline && time.Now().Before(deadline) {
+		time.Sleep(100 * time.Microsecond)
+	}
+	for waiting() > 0 {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d still wait for connections that have died", waiting())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	j.proxy.Set(redistest.Pass)
+	for range callers {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-j.first; err != nil {
+		t.Error(err)
+	}
+}
+
 // Who leaves before his call was sent is not charged, and hears so.
 func TestWhoLeavesAPipelineIsNotCharged(t *testing.T) {
 	th := newThrong(t)

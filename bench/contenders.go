@@ -97,7 +97,6 @@ func contenders() []contender {
 const (
 	headgateName  = "Headgate"
 	unbatchedName = "Headgate, unbatched"
-	sharedName    = "Headgate, shared parameters"
 	rememberName  = "Headgate, remembered denials"
 	redisRateName = "redis_rate"
 	pipelinedMode = "go-redis's AutoPipeline"
@@ -214,6 +213,7 @@ func repeat(ctx context.Context, c call, n int, want bool) error {
 	return nil
 }
 
+// once makes a call that must be answered in one way.
 func once(ctx context.Context, c call, want bool) error {
 	got, err := c(ctx)
 	if err == nil && got != want {

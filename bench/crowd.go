@@ -29,8 +29,8 @@ func (c crowd) String() string {
 	return fmt.Sprintf("%s, %s", count(c.callers, "caller"), count(c.keys, "key"))
 }
 
-// limit is one that makes all keys of a crowd stay where it has many of them: by an idle key's TTL, which is the time of
-// the permits charged.
+// limit is that of the crowd's keys. A key's TTL is the time that its charged permits take to come back: where there are
+// many keys they come back slowly, so that all keys stay.
 func (c crowd) limit() limit {
 	if c.keys > 1 {
 		return lasting
@@ -128,12 +128,12 @@ func refusals(rdb client, rounds int, r results) error {
 type asked struct {
 	decisions, gaveUp int
 	took              time.Duration
-	waits             []time.Duration // for each of both; nil if they were not timed
+	waits             []time.Duration // of all calls, decided or given up, the shortest first; nil if they were not timed
 }
 
 func (a asked) perSecond() float64 { return float64(a.decisions) / a.took.Seconds() }
 
-// ask has the callers ask for a while. All must get the answer that the row is about.
+// ask has the callers ask for a while, and times each call if it is to be timed. All must get the answer want.
 func (c crowd) ask(k keyed, keys []string, want, timed bool) (all asked, err error) {
 	each := make([]asked, c.callers)
 	errs := make([]error, c.callers)

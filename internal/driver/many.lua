@@ -4,8 +4,8 @@
 -- KEYS[k]   the limiter's state of call k
 -- ARGV      how many arguments the calls have in common (the clock and the parameters), and these; then for each call how
 --           many of its own, and these
--- Reply     for each call how many integers it answers, and these; 0 if it answers anything else, by which it tells that it
---           did nothing: why, it tells if it is made by itself
+-- Reply     for each call how many integers it answers, and these; 0 if it failed, or answers anything else. Made by
+--           itself it tells why
 -- Writes    what the calls write
 local clock = ARGV[2] == '' and redis.call('TIME')
 local function decide(KEYS, ARGV)

@@ -69,12 +69,11 @@ func fromScript(err error) error {
 	if !ok {
 		return err
 	}
-	const place = "@user_script:"
 	text := strings.TrimPrefix(reply.Error(), "ERR ")
-	last := strings.LastIndex(text, place)
+	last := strings.LastIndex(text, userScript)
 	wrapped := last >= 0 && strings.HasPrefix(text, "Error running script ")
 	if wrapped { // (call to f_…): @user_script:22: @user_script: 22: -OOM …
-		_, text, _ = strings.Cut(text[last+len(place):], ": ")
+		_, text, _ = strings.Cut(text[last+len(userScript):], ": ")
 		text = strings.TrimPrefix(text, "-")
 	}
 	if strings.HasPrefix(text, "ACL failure in script: ") || strings.HasPrefix(text, "The user executing the script can't ") {
@@ -85,6 +84,9 @@ func fromScript(err error) error {
 	}
 	return err
 }
+
+// userScript is how Redis 6 begins to say where in a script an error came up.
+const userScript = "@user_script:"
 
 // A scriptError is a reply of Redis, as redis.Error, in other words than it came.
 type scriptError struct {

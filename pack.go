@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -102,9 +103,8 @@ func (l *letter) address(command, script string) {
 }
 
 // open hands out what was answered, and returns what is to be sent again: the script to a server that does not have it,
-// and parcels one by one whose call failed, so that each hears why. An error of the whole command means that it did not
-// run, since within it the errors of each key are caught; but one without a code of its own, an ERR, may come from
-// anything in between, and after it ran.
+// and parcels one by one of a command that failed. That means that it did not run, since within it the errors of each key
+// are caught; but one without a code of its own, an ERR, may come from anything in between, and after it ran.
 func (o *outbox) open(l *letter) (again []*letter) {
 	if len(l.parcels) == 1 {
 		close(l.parcels[0].done)
@@ -121,25 +121,37 @@ func (o *outbox) open(l *letter) (again []*letter) {
 		}
 		return o.pack(l.parcels, false)
 	}
-	var failed []*parcel
 	for _, p := range l.parcels {
-		if err == nil && (len(n) == 0 || n[0] < 0 || n[0] >= int64(len(n))) {
+		if err == nil && (len(n) == 0 || max(n[0], -n[0]) >= int64(len(n))) {
 			err = errReply
 		}
 		if err != nil {
 			p.fail(err)
 			continue
 		}
-		own := n[1 : 1+n[0] : 1+n[0]]
-		n = n[1+n[0]:]
-		if len(own) == 0 {
-			failed = append(failed, p)
-			continue
+		size := max(n[0], -n[0])
+		own := n[1 : 1+size : 1+size]
+		if n[0] < 0 {
+			p.fail(errorOf(own))
+		} else {
+			p.cmd.Cmder.(*redis.IntSliceCmd).SetVal(own)
+			close(p.done)
 		}
-		p.cmd.Cmder.(*redis.IntSliceCmd).SetVal(own)
-		close(p.done)
+		n = n[1+size:]
 	}
-	return o.pack(failed, false)
+	return nil
+}
+
+// errorOf is the error of one key's, by the bytes of its text, as Redis replies it of a script for one.
+func errorOf(bytes []int64) error {
+	text := make([]byte, len(bytes))
+	for i, b := range bytes {
+		text[i] = byte(b)
+	}
+	if strings.HasPrefix(string(text), userScript) { // in Redis 6
+		return &scriptError{text: "ERR Error running script " + string(text)}
+	}
+	return &scriptError{text: string(text)}
 }
 
 // hello is what asks a server whether it has all keys. It is nil if the answer is known.

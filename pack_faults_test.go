@@ -114,3 +114,32 @@ type serverError string
 
 func (e serverError) Error() string { return string(e) }
 func (serverError) RedisError()     {}
+
+// A log writes in several commands, and what stops it after the first has it charged: nobody sends it again to learn why.
+func TestWhatIsStoppedHalfWayIsChargedOnce(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	admin := server.Admin()
+	if err := admin.Do(ctx, "acl", "setuser", "some", "on", ">secret", "~*", "+@all", "-pexpire").Err(); err != nil {
+		t.Fatal(err)
+	}
+	s := Redis(server.Client(func(o *redis.Options) { o.Username, o.Password = "some", "secret" })).(*redisStore)
+	s.outbox.keys.Store(together)
+	l, err := New(s, "half", algos.SlidingLog{Limit: 5, Window: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed(t, s, 5, func(i int) {
+		_, err := l.For(fmt.Sprint(i)).Allow(ctx)
+		if failed, ok := errors.AsType[*StoreError](err); !ok || !failed.Unknown || !errors.Is(err, ErrMisconfigured) || !strings.Contains(err.Error(), "NOPERM") {
+			t.Errorf("%v", err)
+		}
+	})
+	for i := range 5 {
+		key := l.For(fmt.Sprint(i)).key
+		if n, err := admin.ZCard(ctx, key).Result(); n != 1 || err != nil {
+			t.Errorf("%d are charged, %v", n, err)
+		}
+		admin.Del(ctx, key) // it has no TTL
+	}
+}

@@ -4,8 +4,8 @@
 -- KEYS[k]   the limiter's state of call k
 -- ARGV      how many arguments the calls have in common (the clock and the parameters), and these; then for each call how
 --           many of its own, and these
--- Reply     for each call how many integers it answers, and these; 0 if it failed, or answers anything else. Made by
---           itself it tells why
+-- Reply     for each call how many integers it answers, and these; or, negative, how long the text of its error is, and the
+--           bytes of that
 -- Writes    what the calls write
 local clock = ARGV[2] == '' and redis.call('TIME')
 local function decide(KEYS, ARGV)
@@ -23,8 +23,11 @@ for k = 1, #KEYS do
   for i = common + n + 1, #args do args[i] = nil end
   at = at + n + 1
   local _, reply = pcall(decide, key, args)
-  n = type(reply) == 'table' and #reply or 0 -- an error is a table without elements, or in Redis 6 its text
-  replies[last + 1] = n
+  local text = reply.err -- of a table; in Redis 6 an error may be its text alone, whose fields are those of string
+  if type(reply) == 'string' then text = reply end
+  if text then reply = { string.byte(text, 1, #text) } end
+  n = #reply
+  replies[last + 1] = text and -n or n
   for i = 1, n do replies[last + 1 + i] = reply[i] end
   last = last + 1 + n
 end

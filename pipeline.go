@@ -134,15 +134,13 @@ func (o *outbox) lookAround(err error) {
 func (o *outbox) rescue() {
 	o.mu.Lock()
 	o.overdue = nil
-	stuck := time.Since(o.progress) >= patience
-	switch {
-	case len(o.waiting) == 0:
-	case stuck:
+	stuck := len(o.waiting) > 0 && time.Since(o.progress) >= patience
+	if stuck {
 		o.count(1)
-	default:
+	}
+	if len(o.waiting) > 0 { // next stops it if the pipeline has room for all
 		o.overdue = time.AfterFunc(patience-time.Since(o.progress), o.rescue)
 	}
-	stuck = stuck && len(o.waiting) > 0
 	o.mu.Unlock()
 	if stuck {
 		if batch := o.next(); batch != nil {

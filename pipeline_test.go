@@ -155,6 +155,38 @@ func TestNobodyWaitsForAPipelineThatTakesTooLong(t *testing.T) {
 	}
 }
 
+// Nor do those for whom the pipeline of those who were waited for too long has no room, if it meets a dead connection, too.
+func TestNobodyWaitsForAPipelineOfThoseWhoWaitedTooLong(t *testing.T) {
+	th := newThrong(t)
+	errs := make(chan error, maxPipeline)
+	for i := range cap(errs) {
+		go func() {
+			_, err := th.For("another", fmt.Sprint(i)).Allow(context.Background())
+			errs <- err
+		}()
+	}
+	for range fewCalls { // that of the throng that was sent, and the pipeline of those who waited for it
+		th.proxy.Holding()
+	}
+	for n, deadline := 1, time.Now().Add(10*time.Second); n > 0; time.Sleep(time.Millisecond) {
+		th.store.outbox.mu.Lock()
+		n = len(th.store.outbox.waiting)
+		th.store.outbox.mu.Unlock()
+		if time.Now().After(deadline) {
+			t.Fatalf("%d still wait", n)
+		}
+	}
+	th.proxy.Set(redistest.Pass)
+	if n := th.wait(); n != 0 {
+		t.Errorf("%d failed", n)
+	}
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Who leaves before his call was sent is not charged, and hears so.
 func TestWhoLeavesAPipelineIsNotCharged(t *testing.T) {
 	th := newThrong(t)

@@ -1,6 +1,7 @@
 package headgate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -86,9 +87,14 @@ func (o *outbox) many(p *parcel) driver.Script {
 // address makes the command of several parcels.
 func (l *letter) address(command, script string) {
 	const key, clock = 3, 4 // where these are in a parcel's command
-	last := l.parcels[len(l.parcels)-1]
-	common := last.cmd.Args()[clock : clock+1+len(last.params.args)] // at the latest instant, if it is their own
-	args := make([]any, 0, 4+len(common)+5*len(l.parcels))           // which is enough for most
+	asked := func(p *parcel) int64 {
+		at, _ := p.cmd.Args()[clock].(int64) // if the clock is their own
+		return at
+	}
+	// Nobody is decided as of an instant before he asked: leases count on it.
+	latest := slices.MaxFunc(l.parcels, func(a, b *parcel) int { return cmp.Compare(asked(a), asked(b)) })
+	common := latest.cmd.Args()[clock : clock+1+len(latest.params.args)]
+	args := make([]any, 0, 4+len(common)+5*len(l.parcels)) // which is enough for most
 	args = append(args, command, script, len(l.parcels))
 	for _, p := range l.parcels {
 		args = append(args, p.cmd.Args()[key])

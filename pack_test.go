@@ -330,3 +330,46 @@ func TestTheClockAnswersForManyKeys(t *testing.T) {
 		}
 	})
 }
+
+// Of clients' clocks the latest counts, whoever of the callers came first: nobody is answered as of an instant before he asked.
+func TestNobodyIsDecidedBeforeHeAsked(t *testing.T) {
+	const calls = 10
+	ctx := context.Background()
+	_, s := manyKeys(t, redistest.Start(t).Client())
+	start := time.Now().UnixMicro()
+	s.now = func() int64 { return start }
+	l, err := New(s, "clocks", algos.TokenBucket{Rate: 1, Per: time.Minute, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range calls {
+		if d, err := l.For(fmt.Sprint(i)).Allow(ctx); err != nil || !d.Allowed {
+			t.Fatalf("%+v, %v", d, err)
+		}
+	}
+	for _, first := range []int{0, calls / 2, calls - 1} { // whose clock is ahead of the others'
+		var inOrder sync.Mutex
+		come := 0
+		start += 2 * time.Minute.Microseconds()
+		s.now = func() int64 {
+			inOrder.Lock()
+			defer inOrder.Unlock()
+			if come++; come-1 == first {
+				return start
+			}
+			return start - 90*time.Second.Microseconds()
+		}
+		var all [calls]Decision
+		packed(t, s, calls, func(i int) {
+			for o, n := s.outboxFor(ctx, ""), -1; n != i; time.Sleep(100 * time.Microsecond) { // one after the other
+				o.mu.Lock()
+				n = len(o.waiting)
+				o.mu.Unlock()
+			}
+			all[i], _ = l.For(fmt.Sprint(i)).Allow(ctx)
+		})
+		if !all[first].Allowed {
+			t.Errorf("when the permit of caller %d is there again: %+v", first, all[first])
+		}
+	}
+}

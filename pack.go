@@ -63,15 +63,17 @@ func (o *outbox) pack(parcels []*parcel, keys int32) (letters []*letter) {
 // A kind is what parcels have in common that may share a letter: they are for one key each, and answer by integers.
 type kind struct {
 	sha1   string // of their script
-	params *params
+	params string
 }
 
 func (p *parcel) kind() (of kind, ok bool) {
 	if _, ok = p.cmd.Cmder.(*redis.IntSliceCmd); ok {
 		of.sha1, ok = p.cmd.Args()[1].(string)
 	}
-	of.params = p.params
-	return of, ok && p.cmd.Args()[0] == "evalsha"
+	if ok = ok && p.cmd.Args()[0] == "evalsha"; ok {
+		of.params = p.params.text
+	}
+	return of, ok
 }
 
 // many is the script for many keys of a parcel's script.

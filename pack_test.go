@@ -331,6 +331,37 @@ func TestTheClockAnswersForManyKeys(t *testing.T) {
 	})
 }
 
+// Limiters that were made one by one, and differ in nothing but their keys, share commands like those of one For.
+func TestLimitersOfEqualParametersShareACommand(t *testing.T) {
+	server := redistest.Start(t)
+	_, s := manyKeys(t, server.Client())
+	all := make([]*Limiter, 20)
+	for i := range all {
+		rate := 1 + i%2 // of which there are two kinds
+		l, err := New(s, fmt.Sprint(i), algos.TokenBucket{Rate: rate, Per: time.Duration(rate) * time.Hour, Burst: 1000 * rate})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[i] = l
+	}
+	call := func(i int) {
+		if d, err := all[i].Allow(context.Background()); err != nil || !d.Allowed || d.Limit != 1000*(1+i%2) {
+			t.Errorf("%+v, %v", d, err)
+		}
+	}
+	packed(t, s, len(all), call) // loads the script for many
+	before := server.Calls("evalsha")
+	packed(t, s, len(all), call)
+	if calls := server.Calls("evalsha") - before; calls != 2 {
+		t.Errorf("%d calls", calls)
+	}
+	for i, l := range all {
+		if n := spent(t, l); n != 2 {
+			t.Errorf("key %d: %d are charged", i, n)
+		}
+	}
+}
+
 // Of clients' clocks the latest counts, whoever of the callers came first: nobody is answered as of an instant before he asked.
 func TestNobodyIsDecidedBeforeHeAsked(t *testing.T) {
 	const calls = 10

@@ -19,7 +19,7 @@ import (
 func inProcess(rounds int) ([]row, error) {
 	const many = 10_000
 	busy := limit{1, time.Second, 1_000_000} // more than all calls to one of many keys
-	asNew := limit{10_000, time.Second, 1} // drained before its turn comes again
+	asNew := limit{10_000, time.Second, 1}   // drained before its turn comes again
 	var rows []row
 	for _, c := range []struct {
 		name       string

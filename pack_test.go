@@ -35,7 +35,7 @@ func packed(t *testing.T, s *redisStore, calls int, call func(i int)) {
 			t.Fatalf("%d of %d wait", n, calls)
 		}
 	}
-	o.flush(o.next())
+	o.flush(o.next(o.turn), o.turn)
 	all.Wait()
 }
 

@@ -247,3 +247,44 @@ func TestPipelinesReachEveryServerOfACluster(t *testing.T) {
 		}
 	}
 }
+
+// Calls that hang are counted no more: who comes alone after them waits for nobody.
+func TestCallsThatHangHoldUpNobodyForLong(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	var hanging atomic.Int64
+	release := make(chan struct{})
+	rdb.AddHook(around(func(run func() error) error {
+		if hanging.Add(1) <= fewCalls {
+			<-release
+		}
+		return run()
+	}))
+	l, s := manyKeys(t, rdb)
+	var hang sync.WaitGroup
+	for i := range fewCalls {
+		hang.Go(func() { _, _ = l.For("hangs", fmt.Sprint(i)).Allow(context.Background()) })
+	}
+	for hanging.Load() < fewCalls {
+		time.Sleep(time.Millisecond)
+	}
+	late := 0
+	for i := range 8 {
+		began := time.Now()
+		if _, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if time.Since(began) >= patience {
+			late++
+		}
+	}
+	if late > 4 { // the first, and others on a machine that stalls
+		t.Errorf("%d of 8 waited for calls that hang", late)
+	}
+	close(release)
+	hang.Wait()
+	s.outbox.mu.Lock()
+	defer s.outbox.mu.Unlock()
+	if s.outbox.underWay != 0 {
+		t.Errorf("%d are under way", s.outbox.underWay)
+	}
+}

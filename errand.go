@@ -11,7 +11,7 @@ import (
 // Leases are fetched by an errand of their own. Who finds too little in the leases at hand waits for the errand that is
 // under way, in line; the next one then brings what all of them ask for, on top of a lease.
 
-// An errand is the fetching of a lease.
+// An errand is the fetching of a lease: which one, told by its address.
 type errand struct {
 	late bool // nobody waits for it any more
 }

@@ -1,6 +1,7 @@
 package headgate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -63,15 +64,17 @@ func (o *outbox) pack(parcels []*parcel, share bool) (letters []*letter) {
 // A kind is what parcels have in common that may share a letter: they are for one key each, and answer by integers.
 type kind struct {
 	sha1   string // of their script
-	params *params
+	params string
 }
 
 func (p *parcel) kind() (of kind, ok bool) {
 	if _, ok = p.cmd.Cmder.(*redis.IntSliceCmd); ok {
 		of.sha1, ok = p.cmd.Args()[1].(string)
 	}
-	of.params = p.params
-	return of, ok && p.cmd.Args()[0] == "evalsha"
+	if ok = ok && p.cmd.Args()[0] == "evalsha"; ok {
+		of.params = p.params.text
+	}
+	return of, ok
 }
 
 // many is the script for many keys of a parcel's script.
@@ -87,9 +90,14 @@ func (o *outbox) many(p *parcel) driver.Script {
 // address makes the command of several parcels.
 func (l *letter) address(command, script string) {
 	const key, clock = 3, 4 // where these are in a parcel's command
-	last := l.parcels[len(l.parcels)-1]
-	common := last.cmd.Args()[clock : clock+1+len(last.params.args)] // the clock is the latest, where it is the client's
-	args := make([]any, 0, 4+len(common)+5*len(l.parcels))           // which is enough for most
+	asked := func(p *parcel) int64 {
+		at, _ := p.cmd.Args()[clock].(int64) // if the clock is their own
+		return at
+	}
+	// Nobody is decided as of an instant before he asked: leases count on it.
+	latest := slices.MaxFunc(l.parcels, func(a, b *parcel) int { return cmp.Compare(asked(a), asked(b)) })
+	common := latest.cmd.Args()[clock : clock+1+len(latest.params.args)]
+	args := make([]any, 0, 4+len(common)+5*len(l.parcels)) // which is enough for most
 	args = append(args, command, script, len(l.parcels))
 	for _, p := range l.parcels {
 		args = append(args, p.cmd.Args()[key])

@@ -35,7 +35,7 @@ func packed(t *testing.T, s *redisStore, calls int, call func(i int)) {
 			t.Fatalf("%d of %d wait", n, calls)
 		}
 	}
-	o.flush(o.next())
+	o.flush(o.next(o.turn), o.turn)
 	all.Wait()
 }
 
@@ -332,4 +332,78 @@ func TestTheClockAnswersForManyKeys(t *testing.T) {
 			t.Errorf("%d: %d, %v", i, n, err)
 		}
 	})
+}
+
+// Limiters that were made one by one, and differ in nothing but their keys, share commands like those of one For.
+func TestLimitersOfEqualParametersShareACommand(t *testing.T) {
+	server := redistest.Start(t)
+	_, s := manyKeys(t, server.Client())
+	all := make([]*Limiter, 20)
+	for i := range all {
+		rate := 1 + i%2 // of which there are two kinds
+		l, err := New(s, fmt.Sprint(i), algos.TokenBucket{Rate: rate, Per: time.Duration(rate) * time.Hour, Burst: 1000 * rate})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[i] = l
+	}
+	call := func(i int) {
+		if d, err := all[i].Allow(context.Background()); err != nil || !d.Allowed || d.Limit != 1000*(1+i%2) {
+			t.Errorf("%+v, %v", d, err)
+		}
+	}
+	packed(t, s, len(all), call) // loads the script for many
+	before := server.Calls("evalsha")
+	packed(t, s, len(all), call)
+	if calls := server.Calls("evalsha") - before; calls != 2 {
+		t.Errorf("%d calls", calls)
+	}
+	for i, l := range all {
+		if n := spent(t, l); n != 2 {
+			t.Errorf("key %d: %d are charged", i, n)
+		}
+	}
+}
+
+// Of clients' clocks the latest counts, whoever of the callers came first: nobody is answered as of an instant before he asked.
+func TestNobodyIsDecidedBeforeHeAsked(t *testing.T) {
+	const calls = 10
+	ctx := context.Background()
+	_, s := manyKeys(t, redistest.Start(t).Client())
+	start := time.Now().UnixMicro()
+	s.now = func() int64 { return start }
+	l, err := New(s, "clocks", algos.TokenBucket{Rate: 1, Per: time.Minute, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range calls {
+		if d, err := l.For(fmt.Sprint(i)).Allow(ctx); err != nil || !d.Allowed {
+			t.Fatalf("%+v, %v", d, err)
+		}
+	}
+	for _, first := range []int{0, calls / 2, calls - 1} { // whose clock is ahead of the others'
+		var inOrder sync.Mutex
+		come := 0
+		start += 2 * time.Minute.Microseconds()
+		s.now = func() int64 {
+			inOrder.Lock()
+			defer inOrder.Unlock()
+			if come++; come-1 == first {
+				return start
+			}
+			return start - 90*time.Second.Microseconds()
+		}
+		var all [calls]Decision
+		packed(t, s, calls, func(i int) {
+			for o, n := s.outboxFor(ctx, ""), -1; n != i; time.Sleep(100 * time.Microsecond) { // one after the other
+				o.mu.Lock()
+				n = len(o.waiting)
+				o.mu.Unlock()
+			}
+			all[i], _ = l.For(fmt.Sprint(i)).Allow(ctx)
+		})
+		if !all[first].Allowed {
+			t.Errorf("when the permit of caller %d is there again: %+v", first, all[first])
+		}
+	}
 }

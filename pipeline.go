@@ -30,8 +30,9 @@ type outbox struct {
 	alone  bool // send each by itself, whatever is under way
 
 	mu       sync.Mutex
-	underWay int
-	progress time.Time // when a call began or ended last while a few were under way
+	underWay int       // since others were overtaken
+	turn     uint64    // how often some were
+	progress time.Time // when a call began or ended last, if there were a few or somebody waited
 	waiting  []*parcel
 	overdue  *time.Timer // while somebody waits: sends them if what is under way takes too long
 
@@ -99,11 +100,15 @@ func (o *outbox) process(ctx context.Context, script scriptCall, cmd redis.Cmder
 		<-p.done
 		return
 	}
+	if o.underWay >= fewCalls {
+		o.overtake()
+	}
 	o.count(1)
+	turn := o.turn
 	o.mu.Unlock()
 	defer func() { // whatever becomes of this goroutine
-		if batch := o.next(); batch != nil {
-			go o.flush(batch)
+		if batch := o.next(turn); batch != nil {
+			go o.flush(batch, turn)
 		}
 	}()
 	_ = o.client.Process(ctx, once{cmd})
@@ -112,10 +117,13 @@ func (o *outbox) process(ctx context.Context, script scriptCall, cmd redis.Cmder
 // count notes that calls have begun or ended. Under mu.
 func (o *outbox) count(begun int) {
 	o.underWay += begun
-	if o.underWay >= fewCalls { // with fewer nobody waits, and nobody looks at it
+	if o.underWay >= fewCalls || len(o.waiting) > 0 { // otherwise nobody looks at it
 		o.progress = time.Now()
 	}
 }
+
+// overtake has those who are under way counted no more: they have taken too long. Under mu.
+func (o *outbox) overtake() { o.turn, o.underWay = o.turn+1, 0 }
 
 // lookAround has a cluster's client ask who serves which slots if a server did not answer: a replica may have taken its
 // place. Of itself the client asks when it is told that a slot has moved, which a dead server does not say, and else once
@@ -135,27 +143,30 @@ func (o *outbox) lookAround(err error) {
 func (o *outbox) rescue() {
 	o.mu.Lock()
 	o.overdue = nil
-	remaining := patience - time.Since(o.progress)
-	stuck := len(o.waiting) > 0 && remaining <= 0
+	stuck := len(o.waiting) > 0 && time.Since(o.progress) >= patience
 	if stuck {
+		o.overtake()
 		o.count(1)
-		remaining = patience
 	}
-	if len(o.waiting) > 0 {
-		o.overdue = time.AfterFunc(remaining, o.rescue)
+	turn := o.turn
+	if len(o.waiting) > 0 { // next stops it if the pipeline has room for all
+		o.overdue = time.AfterFunc(patience-time.Since(o.progress), o.rescue)
 	}
 	o.mu.Unlock()
 	if stuck {
-		if batch := o.next(); batch != nil {
-			o.flush(batch)
+		if batch := o.next(turn); batch != nil {
+			o.flush(batch, turn)
 		}
 	}
 }
 
 // next takes those who wait now that a call has ended, as many as a pipeline carries.
-func (o *outbox) next() (batch []*parcel) {
+func (o *outbox) next(turn uint64) (batch []*parcel) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.turn != turn {
+		return nil // it was overtaken
+	}
 	n := min(len(o.waiting), maxPipeline)
 	if n == 0 {
 		o.count(-1)
@@ -171,37 +182,41 @@ func (o *outbox) next() (batch []*parcel) {
 }
 
 // flush sends a pipeline, and others for those who have come meanwhile.
-func (o *outbox) flush(batch []*parcel) {
-	for ; batch != nil; batch = o.next() {
+func (o *outbox) flush(batch []*parcel, turn uint64) {
+	for ; batch != nil; batch = o.next(turn) {
 		for letters := o.pack(batch, o.keys.Load() == together); len(letters) > 0; {
-			pipe := o.client.Pipeline()
-			hello := o.hello()
-			if hello != nil {
-				_ = pipe.Process(context.Background(), hello)
-			}
-			for _, l := range letters {
-				_ = pipe.Process(context.Background(), l.cmd)
-			}
-			// Each command has its own error. If none has one and there is an error all the same, the server has refused the
-			// greeting of a new connection, and nothing was sent.
-			cmds, err := pipe.Exec(context.Background())
-			greeted := err == nil || slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil })
-			if !greeted {
-				for _, cmd := range cmds {
-					cmd.SetErr(err)
-				}
-			}
-			if hello != nil && greeted {
-				o.meet(hello)
-			}
-			var again []*letter
-			for _, l := range letters {
-				again = append(again, o.open(l)...)
-			}
-			letters = again
+			letters = o.send(letters)
 		}
 		if len(batch) > 1 {
 			runtime.Gosched() // those who were answered may have more to ask, which goes together too
 		}
 	}
+}
+
+// send sends letters in one pipeline, and returns what is to be sent again.
+func (o *outbox) send(letters []*letter) (again []*letter) {
+	pipe := o.client.Pipeline()
+	hello := o.hello()
+	if hello != nil {
+		_ = pipe.Process(context.Background(), hello)
+	}
+	for _, l := range letters {
+		_ = pipe.Process(context.Background(), l.cmd)
+	}
+	// Each command has its own error. If none has one and there is an error all the same, the server has refused the greeting
+	// of a new connection, and nothing was sent.
+	cmds, err := pipe.Exec(context.Background())
+	greeted := err == nil || slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil })
+	if !greeted {
+		for _, cmd := range cmds {
+			cmd.SetErr(err)
+		}
+	}
+	if hello != nil && greeted {
+		o.meet(hello)
+	}
+	for _, l := range letters {
+		again = append(again, o.open(l)...)
+	}
+	return again
 }

@@ -155,41 +155,35 @@ func TestNobodyWaitsForAPipelineThatTakesTooLong(t *testing.T) {
 	}
 }
 
-// Those for whom the pipeline that took the others' place has no room do not wait for it for longer, either.
-func TestNobodyWaitsBehindTwoPipelinesThatTakeTooLong(t *testing.T) {
-	const callers = 2 * maxPipeline
-	j := newJam(t, algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000})
-	errs := make(chan error, callers)
-	for i := range callers {
+// Nor do those for whom the pipeline of those who were waited for too long has no room, if it meets a dead connection, too.
+func TestNobodyWaitsForAPipelineOfThoseWhoWaitedTooLong(t *testing.T) {
+	th := newThrong(t)
+	errs := make(chan error, maxPipeline)
+	for i := range cap(errs) {
 		go func() {
-			_, err := j.For(fmt.Sprint(i)).Allow(context.Background())
+			_, err := th.For("another", fmt.Sprint(i)).Allow(context.Background())
 			errs <- err
 		}()
 	}
-	o := &j.store.outbox
-	waiting := func() int {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		return len(o.waiting)
+	for range fewCalls { // that of the throng that was sent, and the pipeline of those who waited for it
+		th.proxy.Holding()
 	}
-	deadline := time.Now().Add(10 * time.Second)
-	for waiting() <= maxPipeline && time.Now().Before(deadline) {
-		time.Sleep(100 * time.Microsecond)
-	}
-	for waiting() > 0 {
+	for n, deadline := 1, time.Now().Add(10*time.Second); n > 0; time.Sleep(time.Millisecond) {
+		th.store.outbox.mu.Lock()
+		n = len(th.store.outbox.waiting)
+		th.store.outbox.mu.Unlock()
 		if time.Now().After(deadline) {
-			t.Fatalf("%d still wait for connections that have died", waiting())
+			t.Fatalf("%d still wait", n)
 		}
-		time.Sleep(time.Millisecond)
 	}
-	j.proxy.Set(redistest.Pass)
-	for range callers {
+	th.proxy.Set(redistest.Pass)
+	if n := th.wait(); n != 0 {
+		t.Errorf("%d failed", n)
+	}
+	for range cap(errs) {
 		if err := <-errs; err != nil {
 			t.Error(err)
 		}
-	}
-	if err := <-j.first; err != nil {
-		t.Error(err)
 	}
 }
 
@@ -251,5 +245,46 @@ func TestPipelinesReachEveryServerOfACluster(t *testing.T) {
 		if s.Calls("evalsha") == 0 {
 			t.Errorf("server %d was not asked", i)
 		}
+	}
+}
+
+// Calls that hang are counted no more: who comes alone after them waits for nobody.
+func TestCallsThatHangHoldUpNobodyForLong(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	var hanging atomic.Int64
+	release := make(chan struct{})
+	rdb.AddHook(around(func(run func() error) error {
+		if hanging.Add(1) <= fewCalls {
+			<-release
+		}
+		return run()
+	}))
+	l, s := manyKeys(t, rdb)
+	var hang sync.WaitGroup
+	for i := range fewCalls {
+		hang.Go(func() { _, _ = l.For("hangs", fmt.Sprint(i)).Allow(context.Background()) })
+	}
+	for hanging.Load() < fewCalls {
+		time.Sleep(time.Millisecond)
+	}
+	late := 0
+	for i := range 8 {
+		began := time.Now()
+		if _, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if time.Since(began) >= patience {
+			late++
+		}
+	}
+	if late > 4 { // the first, and others on a machine that stalls
+		t.Errorf("%d of 8 waited for calls that hang", late)
+	}
+	close(release)
+	hang.Wait()
+	s.outbox.mu.Lock()
+	defer s.outbox.mu.Unlock()
+	if s.outbox.underWay != 0 {
+		t.Errorf("%d are under way", s.outbox.underWay)
 	}
 }

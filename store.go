@@ -2,6 +2,7 @@ package headgate
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync/atomic"
 	"time"
@@ -55,7 +56,8 @@ type plan struct {
 // params are parameters as arguments, and the instants between which they serve.
 type params struct {
 	args        []any
-	from, until int64 // µs since 1970
+	text        string // of args: equal ones have the same
+	from, until int64  // µs since 1970
 }
 
 // dated tells whether they serve for a time only.
@@ -89,6 +91,7 @@ func (p *plan) renew(now int64) *params {
 	for _, n := range numbers {
 		fresh.args = append(fresh.args, n)
 	}
+	fresh.text = fmt.Sprint(fresh.args...)
 	p.params.Store(fresh)
 	return fresh
 }

@@ -117,8 +117,8 @@ func refusals(rdb client, rounds int, r results) error {
 			return fmt.Errorf("%v: %w", o, err)
 		}
 		probes = append(probes, probe{o.String(), func() (reading, error) {
-			all, err := deniedCrowd.ask(o.keyed, []string{o.key}, false, false)
-			return reading{denied: all.perSecond()}, err
+			counted, err := deniedCrowd.ask(o.keyed, []string{o.key}, false, untimed)
+			return reading{denied: counted.perSecond()}, err
 		}})
 	}
 	return r.measure(rounds, 1, probes)
@@ -133,8 +133,16 @@ type asked struct {
 
 func (a asked) perSecond() float64 { return float64(a.decisions) / a.took.Seconds() }
 
-// ask has the callers ask for a while, and times each call if it is to be timed. All must get the answer want.
-func (c crowd) ask(k keyed, keys []string, want, timed bool) (all asked, err error) {
+// A clock says whether each call is timed.
+type clock bool
+
+const (
+	untimed clock = false
+	timed   clock = true
+)
+
+// ask has the callers ask for a while. All must get the answer want.
+func (c crowd) ask(k keyed, keys []string, want bool, clock clock) (all asked, err error) {
 	each := make([]asked, c.callers)
 	errs := make([]error, c.callers)
 	var callers sync.WaitGroup
@@ -143,7 +151,7 @@ func (c crowd) ask(k keyed, keys []string, want, timed bool) (all asked, err err
 	for i := range each {
 		callers.Go(func() {
 			var a asked // their own, far from the others'
-			if timed {
+			if clock == timed {
 				a.waits = make([]time.Duration, 0, 256)
 			}
 			of := k(keys[0])
@@ -160,7 +168,7 @@ func (c crowd) ask(k keyed, keys []string, want, timed bool) (all asked, err err
 				default:
 					errs[i] = err
 				}
-				if timed {
+				if clock == timed {
 					ended := time.Now()
 					a.waits = append(a.waits, ended.Sub(began))
 					began = ended
@@ -185,19 +193,19 @@ func (c crowd) ask(k keyed, keys []string, want, timed bool) (all asked, err err
 // countAndTime measures how many decisions a crowd gets, and how long its callers wait: in turns of their own, since
 // reading the clock takes longer than some of the decisions.
 func (c crowd) countAndTime(k keyed, keys []string) (reading, error) {
-	counted, err := c.ask(k, keys, true, false)
+	counted, err := c.ask(k, keys, true, untimed)
 	if err != nil {
 		return nil, err
 	}
-	timed, err := c.ask(k, keys, true, true)
+	each, err := c.ask(k, keys, true, timed)
 	if err != nil {
 		return nil, err
 	}
-	n := len(timed.waits)
+	n := len(each.waits)
 	return reading{
 		perSecond: counted.perSecond(),
-		callerP50: micros(timed.waits[n/2]),
-		callerP99: micros(timed.waits[n*99/100]),
+		callerP50: micros(each.waits[n/2]),
+		callerP99: micros(each.waits[n*99/100]),
 		gaveUp:    100 * float64(counted.gaveUp) / float64(counted.decisions+counted.gaveUp),
 	}, nil
 }

@@ -83,7 +83,7 @@ func serverTime(rdb client, rounds int, r results) error {
 		probes = append(probes, probe{o.String(), func() (reading, error) {
 			var all asked
 			busy, number, err := sent.busy(rdb, 1, func() (err error) {
-				all, err = crowd{64, 1}.ask(o.keyed, []string{o.key}, true, false)
+				all, err = crowd{64, 1}.ask(o.keyed, []string{o.key}, true, untimed)
 				return err
 			})
 			if err != nil {

@@ -60,7 +60,7 @@ func split(p *program.Program, rounds int, r results) error {
 						return nil, err
 					}
 				}
-				all, err := crowd{64, k}.ask(keyed, users(k), true, false)
+				all, err := crowd{64, k}.ask(keyed, users(k), true, untimed)
 				if err != nil {
 					return nil, err
 				}

@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -59,5 +60,18 @@ func TestAnAnswerOfAnotherLengthIsNone(t *testing.T) {
 				t.Errorf("ok = %v", ok)
 			}
 		})
+	}
+}
+
+// A command for many keys decides them at one instant, and asks for it once.
+func TestOneClockServesManyKeys(t *testing.T) {
+	for _, s := range subjects {
+		script, err := driver.NewScript(rule(t, s.draw.Example(1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(script.Many().Source, "'TIME'"); n != 1 {
+			t.Errorf("%s: it is asked for in %d places", s.name, n)
+		}
 	}
 }

@@ -143,3 +143,92 @@ func TestWhatIsStoppedHalfWayIsChargedOnce(t *testing.T) {
 		admin.Del(ctx, key) // it has no TTL
 	}
 }
+
+func TestWhatFailsAtOneKeyIsNothingToTheOthers(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	admin := server.Admin()
+	if err := admin.Do(ctx, "acl", "setuser", "some", "on", ">secret", "~*odd}*", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		rdb  *redis.Client
+		set  func(key string) error // of an even number
+		says string                 // to who asks for it
+	}{
+		"another type": {server.Client(), func(key string) error { return admin.RPush(ctx, key, "hello").Err() }, "WRONGTYPE"},
+		"not ours":     {server.Client(), func(key string) error { return admin.Set(ctx, key, "hello", time.Hour).Err() }, "FOREIGN"},
+		"forbidden":    {server.Client(func(o *redis.Options) { o.Username, o.Password = "some", "secret" }), func(string) error { return nil }, "NOPERM"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, s := manyKeys(t, test.rdb)
+			of := func(i int) *Limiter { return l.For(name, fmt.Sprint(i), []string{"even", "odd"}[i%2]) }
+			for i := 0; i < 20; i += 2 {
+				if err := test.set(of(i).key); err != nil {
+					t.Fatal(err)
+				}
+			}
+			packed(t, s, 20, func(i int) {
+				switch d, err := of(i).Allow(ctx); failed := err.(type) {
+				case nil:
+					if i%2 == 0 || !d.Allowed {
+						t.Errorf("%d: %+v", i, d)
+					}
+				case *StoreError:
+					if i%2 == 1 || failed.Unknown || !strings.Contains(err.Error(), test.says) {
+						t.Errorf("%d: %v", i, err)
+					}
+				default:
+					t.Errorf("%d: %v", i, err)
+				}
+			})
+			for i := 1; i < 20; i += 2 {
+				if n := spent(t, of(i)); n != 1 {
+					t.Errorf("%d: %d are charged", i, n)
+				}
+			}
+			for i := range 20 {
+				admin.Del(ctx, of(i).key)
+			}
+		})
+	}
+}
+
+// P6 of a command for many keys: it is not sent again. Who left before it was sent is not in it.
+func TestALostCommandForManyKeysIsChargedOnce(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	l, s := manyKeys(t, server.Client(func(o *redis.Options) { o.Addr, o.ReadTimeout = proxy.Addr, 500*time.Millisecond }))
+	packed(t, s, 20, func(i int) { // loads the script
+		if _, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	proxy.Set(redistest.Swallow)
+	before := server.Calls("evalsha")
+	gone, leave := context.WithCancel(context.Background())
+	leave()
+	packed(t, s, 20, func(i int) {
+		if i == 19 {
+			cmd := redis.NewIntSliceCmd(gone, "evalsha", l.plan.sha1, 1, l.For("19").key)
+			s.outbox.process(gone, scriptCall{}, cmd)
+			if cmd.Err() != errUnsent {
+				t.Errorf("who left: %v", cmd.Err())
+			}
+			return
+		}
+		_, err := l.For(fmt.Sprint(i)).Allow(context.Background())
+		if failed, ok := err.(*StoreError); !ok || !failed.Unknown {
+			t.Errorf("%v", err)
+		}
+	})
+	proxy.Set(redistest.Pass)
+	if calls := server.Calls("evalsha") - before; calls != 1 {
+		t.Errorf("it was sent %d times", calls)
+	}
+	for i := range 20 {
+		if n := spent(t, l.For(fmt.Sprint(i))); n != 2-i/19 {
+			t.Errorf("key %d: %d are charged", i, n)
+		}
+	}
+}

@@ -94,13 +94,17 @@ func (l *lender) decideInto(ctx context.Context, p *plan, key string, request dr
 	ok, b := l.hand(key, request.Cost, &g.Reply)
 	if b != nil { // for as long as a call takes, and no longer than patience
 		defer l.borrowers.Put(b) // nobody else knows of it any more
-		select {
-		case ok = <-b.served:
-		case <-ctx.Done():
-			if b.leave() {
-				return storeError("decide", key, fmt.Errorf("%w: %w", errUnsent, ctx.Err()))
+		if ctx.Done() == nil {
+			ok = <-b.served
+		} else {
+			select {
+			case ok = <-b.served:
+			case <-ctx.Done():
+				if b.leave() {
+					return storeError("decide", key, fmt.Errorf("%w: %w", errUnsent, ctx.Err()))
+				}
+				ok = <-b.served // it came just now
 			}
-			ok = <-b.served // it came just now
 		}
 		g.Reply = b.reply
 	}

@@ -151,7 +151,7 @@ func (s *redisStore) call(ctx context.Context, at line, requests []driver.Reques
 
 func (s *redisStore) send(ctx context.Context, at line, params *params, requests []driver.Request, callers []context.Context) ([]int64, error) {
 	p := at.plan
-	args := make([]any, 0, 5+len(params.args)+2*len(requests)) // what charges take; the rarer ones grow it
+	args := make([]any, 0, 5+len(params.args)+min(2*len(requests), 4)) // what equal charges take; the rarer ones grow it
 	if p.shared == nil {
 		args = append(args, "evalsha", p.sha1, 1, at.key)
 	} else {

@@ -1,6 +1,10 @@
 package driver
 
-import "github.com/headgate-go/headgate/algos"
+import (
+	"slices"
+
+	"github.com/headgate-go/headgate/algos"
+)
 
 // integers is how many make a Reply, in the order of its fields.
 const integers = 5
@@ -13,6 +17,7 @@ func AppendArgs(args []any, requests []Request) []any {
 	if equal(requests) {
 		return append(args, 0, len(requests), requests[0].Cost, requests[0].Bound)
 	}
+	args = slices.Grow(args, 2*len(requests)) // what charges take
 	for _, r := range requests {
 		if r.Cost > 0 {
 			args = append(args, r.Cost, r.Bound)

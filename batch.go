@@ -78,7 +78,7 @@ func (l *lines) newBatch() *batch {
 	return &batch{room: r, done: make(chan struct{})}
 }
 
-// leaveRoom is the end of a batch.
+// leaveRoom is the end of a batch: another may use its room.
 func (l *lines) leaveRoom(b *batch) {
 	clear(b.callers)
 	b.requests, b.callers = b.requests[:0], b.callers[:0]

@@ -25,6 +25,7 @@ type borrower struct {
 	served chan bool // whether there is a reply; there is none if the lease was refused
 }
 
+// borrower is one that nobody else uses.
 func (l *lender) borrower(of *lent, cost int64) *borrower {
 	b, ok := l.borrowers.Get().(*borrower)
 	if !ok {

@@ -41,7 +41,7 @@ type lender struct {
 	fetched atomic.Int64   // leases so far
 	ended   chan struct{}  // closed when everything was given back
 
-	borrowers sync.Pool // that have been answered
+	borrowers sync.Pool // that nobody uses
 }
 
 // lent is what one key has.

@@ -38,7 +38,7 @@ type lines struct {
 	calls map[line]underWay // nil if nothing is merged
 	turns uint64            // calls begun so far
 
-	rooms sync.Pool // of batches that have ended
+	rooms sync.Pool // that no batch uses
 }
 
 // underWay is the call that has a line, and who waits for it to end.

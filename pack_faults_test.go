@@ -103,17 +103,12 @@ func (p proxyError) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 		err := next(ctx, cmds)
 		if p.on.CompareAndSwap(true, false) {
 			for _, cmd := range cmds {
-				cmd.SetErr(serverError("ERR upstream timed out"))
+				cmd.SetErr(&scriptError{text: "ERR upstream timed out"})
 			}
 		}
 		return err
 	}
 }
-
-type serverError string
-
-func (e serverError) Error() string { return string(e) }
-func (serverError) RedisError()     {}
 
 // A log writes in several commands, and what stops it after the first has it charged: nobody sends it again to learn why.
 func TestWhatIsStoppedHalfWayIsChargedOnce(t *testing.T) {

@@ -248,43 +248,62 @@ func TestPipelinesReachEveryServerOfACluster(t *testing.T) {
 	}
 }
 
-// Calls that hang are counted no more: who comes alone after them waits for nobody.
+// Calls that hang are counted no more, whoever notices it: who comes alone after that waits for nobody.
 func TestCallsThatHangHoldUpNobodyForLong(t *testing.T) {
-	rdb := redistest.Start(t).Client()
-	var hanging atomic.Int64
-	release := make(chan struct{})
-	rdb.AddHook(around(func(run func() error) error {
-		if hanging.Add(1) <= fewCalls {
-			<-release
-		}
-		return run()
-	}))
-	l, s := manyKeys(t, rdb)
-	var hang sync.WaitGroup
-	for i := range fewCalls {
-		hang.Go(func() { _, _ = l.For("hangs", fmt.Sprint(i)).Allow(context.Background()) })
+	for name, test := range map[string]struct {
+		hung time.Duration // before anybody else comes
+		wait int64
+	}{
+		"those who come at once wait for them, once":  {0, 1},
+		"those who come when it has been long do not": {time.Hour, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rdb := redistest.Start(t).Client()
+			l, s := manyKeys(t, rdb)
+			_, _ = l.Allow(context.Background()) // loads the script
+			var hanging atomic.Int64
+			release := make(chan struct{})
+			rdb.AddHook(around(func(run func() error) error {
+				if hanging.Add(1) <= fewCalls {
+					<-release
+				}
+				return run()
+			}))
+			var waited pipelined // who has waited goes by a pipeline
+			rdb.AddHook(&waited)
+			var hang sync.WaitGroup
+			for i := range fewCalls {
+				hang.Go(func() { _, _ = l.For("hangs", fmt.Sprint(i)).Allow(context.Background()) })
+			}
+			for hanging.Load() < fewCalls {
+				time.Sleep(time.Millisecond)
+			}
+			s.outbox.mu.Lock()
+			s.outbox.progress = s.outbox.progress.Add(-test.hung)
+			s.outbox.mu.Unlock()
+			for i := range 5 {
+				if _, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}
+			if n := waited.commands.Load(); n > test.wait {
+				t.Errorf("%d of 5 waited for calls that hang", n)
+			}
+			close(release)
+			hang.Wait()
+			s.outbox.mu.Lock()
+			defer s.outbox.mu.Unlock()
+			if s.outbox.underWay != 0 {
+				t.Errorf("%d are under way", s.outbox.underWay)
+			}
+		})
 	}
-	for hanging.Load() < fewCalls {
-		time.Sleep(time.Millisecond)
-	}
-	late := 0
-	for i := range 8 {
-		began := time.Now()
-		if _, err := l.For(fmt.Sprint(i)).Allow(context.Background()); err != nil {
-			t.Error(err)
-		}
-		if time.Since(began) >= patience {
-			late++
-		}
-	}
-	if late > 4 { // the first, and others on a machine that stalls
-		t.Errorf("%d of 8 waited for calls that hang", late)
-	}
-	close(release)
-	hang.Wait()
-	s.outbox.mu.Lock()
-	defer s.outbox.mu.Unlock()
-	if s.outbox.underWay != 0 {
-		t.Errorf("%d are under way", s.outbox.underWay)
+}
+
+// Pipelines that follow one another are no sign of a dead connection, however long they do.
+func TestAPipelineAfterAnotherIsProgress(t *testing.T) {
+	o := &outbox{underWay: fewCalls, waiting: make([]*parcel, 1)}
+	if o.next(o.turn); o.progress.IsZero() {
+		t.Error("it is none")
 	}
 }

@@ -214,8 +214,8 @@ func TestNoSlotIsEarlierThanByGuavasLaw(t *testing.T) {
 			}
 			cost := costs(r).Draw(t, "cost")
 			late += 3 * unit
-			if idle := float64(now) - law.next; idle > 1-1e-3 && idle < 1+2*unit+1e-3 {
-				early += 2 * weight // the two may disagree on whether this is to idle
+			if idle := float64(now) - law.next; idle > 1-early-1e-3 && idle < late+1e-3 {
+				early += 2 * weight // by what is rounded the two may disagree on whether this is to idle
 				late += 2 * weight
 			}
 			slot := max(law.reserve(float64(now), float64(cost)), float64(now))

@@ -54,6 +54,11 @@ type shard struct {
 
 // An entry is the state of one limiter.
 type entry struct {
+	// end is where the limiter's line ends, by which anybody may decide without the lock: see allow. It is closed while there
+	// is more to know, and while somebody has the lock.
+	end  atomic.Int64
+	tail *algos.Tail // counts the end; set before that is first open, and never changed
+
 	mu      sync.Mutex
 	gone    bool // from the shard: whoever has kept the entry looks again
 	state   algos.State
@@ -62,6 +67,9 @@ type entry struct {
 	expires int64 // when it is as new, µs since 1970
 	now     int64 // the latest instant at which it decided
 }
+
+// closed is the end of an entry by which only who has the lock decides.
+const closed = -1
 
 // A seat keeps a limiter's entry at hand.
 type seat = atomic.Pointer[entry]
@@ -118,6 +126,7 @@ func (m *memoryStore) decideAt(at *seat, request driver.Request, g *grant) {
 		e = last
 	default:
 		e = &entry{gone: true, expires: math.MinInt64}
+		e.end.Store(closed)
 	}
 	_, changed := e.decide(m, s.now, request, g, false)
 	if changed && !found {
@@ -139,6 +148,8 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 		return false, false
 	}
 	now = max(now, e.now)
+	e.close()
+	defer e.open()
 	fresh := e.expires < now // as Redis forgets it, by whatever parameters it was counted
 	if request.Cost < 0 && (fresh || g.life != e.life) {
 		*g = grant{} // what the receipt was for is gone
@@ -152,45 +163,66 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 	}
 	g.life = e.life
 	changed = driver.Answer(e.state, g.plan.rule, now, request, &g.Reply)
-	e.decided(g.plan, now, now+g.Reset, changed)
+	e.now = now
+	if changed {
+		e.plan, e.gone = g.plan, false
+		if e.tail == nil {
+			e.tail = g.plan.tail
+		}
+	}
+	// A refusal changes nothing, but by a caller's longer parameters what is owed counts for longer.
+	if until := now + g.Reset; changed || !fresh && until > e.expires {
+		e.expires = until
+	}
 	return true, changed
 }
 
-// allow is decide for what is asked most, in the fewest steps: n permits now, of a live limiter whose state answers in one.
-// Otherwise it does nothing, and is not ok.
-func (e *entry) allow(m *memoryStore, p *plan, n int64, d *Decision) (ok bool) {
-	now := m.now()
-	e.mu.Lock()
-	now = max(now, e.now)
-	var wait int64
-	var status algos.Status
-	if !e.gone && now <= e.expires {
-		wait, _, status, ok = e.state.Decide(p.rule, now, n, 0)
+// close has others wait for the lock, and notes what they have taken without it. Under mu.
+func (e *entry) close() {
+	if end := e.end.Swap(closed); end != closed {
+		e.state.(algos.Ender).SetEnd(e.tail, end)
+		e.expires = max(e.expires, e.tail.Until(end))
 	}
-	if ok {
-		e.decided(p, now, now+status.ResetAfter, wait >= 0)
-	}
-	e.mu.Unlock()
-	if ok {
-		d.Allowed = wait >= 0
-		d.Limit = p.limit
-		d.Remaining = int(status.Remaining)
-		d.RetryAfter = micros(max(-wait, 0))
-		d.ResetAfter = micros(status.ResetAfter)
-		d.Source = SourceMemory
-	}
-	return ok
 }
 
-// decided notes what a decision by a plan did to the state, which is then owed to until.
-func (e *entry) decided(p *plan, now, until int64, changed bool) {
-	e.now = now
-	if changed {
-		e.plan, e.gone = p, false
+// open lets others decide by where the line ends, if that is all that there is to know. Under mu.
+func (e *entry) open() {
+	state, ok := e.state.(algos.Ender)
+	if !ok || e.gone || e.tail == nil {
+		return
 	}
-	// A refusal changes nothing, but by a caller's longer parameters what is owed counts for longer.
-	if changed || now <= e.expires && until > e.expires {
-		e.expires = until
+	if end, ok := state.End(e.tail); ok {
+		e.end.Store(end)
+	}
+}
+
+// allow is decide for what is asked most, n permits now, and takes no lock. Whether they fit depends on where the line ends
+// and on nothing else; if it still ends there when the end is moved on, nobody has come in between, or it is as if nobody
+// had. Where there is more to know it does nothing, and is not ok.
+func (e *entry) allow(m *memoryStore, p *plan, n int64, d *Decision) (ok bool) {
+	now := m.now()
+	for {
+		end := e.end.Load()
+		if end == closed || e.tail != p.tail && *e.tail != *p.tail {
+			return false
+		}
+		next, wait, ok := p.tail.Take(end, now, n)
+		if !ok {
+			return false
+		}
+		if wait > 0 {
+			next = end
+		} else if !e.end.CompareAndSwap(end, next) {
+			continue
+		}
+		status := p.tail.Status(next, now)
+		d.Allowed = wait == 0
+		d.Limit = p.limit
+		d.Remaining = int(status.Remaining)
+		d.RetryAfter = micros(wait)
+		d.ResetAfter = micros(status.ResetAfter)
+		d.Source = SourceMemory
+		return true
 	}
 }
 
@@ -200,9 +232,11 @@ func (s *shard) sweep() {
 	looked := 0
 	for key, e := range s.entries {
 		e.mu.Lock()
+		e.close()
 		if e.expires < s.now {
 			s.leave(key, e)
 		}
+		e.open()
 		e.mu.Unlock()
 		if looked++; looked == 4 {
 			break
@@ -226,6 +260,7 @@ func (s *shard) leave(key string, e *entry) {
 func (s *shard) forget(key string, e *entry) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.close()
 	s.leave(key, e)
 	e.plan, e.expires = nil, math.MinInt64
 }

@@ -23,14 +23,14 @@ type answered struct {
 	told    Decision
 }
 
-// Eight goroutines ask at one instant of virtual time, some by the shortest way and some by the longest, for permits now
+// Eight goroutines ask at one instant of virtual time, some by the end of the line alone and some by the lock, for permits now
 // and later. A grant makes the line longer and a refusal does not, so what they were told has an order; and a state that is
 // asked in that order, one by one, tells each of them the same.
 func TestConcurrentDecisionsHaveAnOrder(t *testing.T) {
 	const minute = 60_000_000
 	for name, c := range map[string]struct {
 		bucket algos.TokenBucket
-		hole   bool // on the line, too small for anybody: nothing is then decided in one step
+		hole   bool // on the line, too small for anybody: its end does not tell all then
 	}{
 		"even":                    {algos.TokenBucket{Rate: 1000, Per: time.Second, Burst: 300}, false},
 		"uneven":                  {algos.TokenBucket{Rate: 700_001, Per: time.Second, Burst: 500}, false},
@@ -126,21 +126,22 @@ func (l *Limiter) ask(t *testing.T, goroutines, times int, later int64) (all []a
 	return all
 }
 
-// Who read the clock before another, and comes after him, decides by the other's instant.
+// Who read the clock before another, and comes to the lock after him, decides by the other's instant.
 func TestTheClockOfAnEntryNeverGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
 		l, err := New(Memory(), "key", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // by the longer way, and by the shorter
-			if d, err := l.Allow(context.Background()); err != nil || !d.Allowed {
-				t.Fatal(d, err)
+		for range 2 { // the first makes the entry
+			if _, err := l.Reserve(ctx); err != nil {
+				t.Fatal(err)
 			}
 			l.seat.Load().now += 400_000
 		}
 		want := Decision{Limit: 2, RetryAfter: 200 * time.Millisecond, ResetAfter: 1200 * time.Millisecond, Source: SourceMemory}
-		if d, err := l.Allow(context.Background()); err != nil || d != want {
+		if d, err := l.Peek(ctx); err != nil || d != want {
 			t.Errorf("%+v, %v; want %+v", d, err, want)
 		}
 	})
@@ -201,6 +202,34 @@ func TestNobodyDecidesByAnEntryThatIsGone(t *testing.T) {
 			t.Errorf("key %d admitted %d, and was reset %d times", i, got, resets[i].Load())
 		}
 	}
+}
+
+// Who knew an entry, and has read the clock before it expired, does not decide by it after it has been forgotten.
+func TestAnEntryThatWasForgottenDecidesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		m := Memory().(*memoryStore)
+		l, err := New(m, "key", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, err := l.Allow(ctx); err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+		s := m.shard(l.key)
+		s.mu.Lock()
+		s.now = l.seat.Load().expires + 1
+		s.sweep()
+		s.mu.Unlock()
+		for _, allowed := range []bool{true, false} { // as of when it was forgotten
+			if d, err := l.Allow(ctx); err != nil || d.Allowed != allowed {
+				t.Errorf("%+v, %v; want %v", d, err, allowed)
+			}
+		}
+		if n := m.kept(); n != 1 {
+			t.Errorf("%d entries are kept", n)
+		}
+	})
 }
 
 // A reset takes what was reserved with it, even where its entry serves again.

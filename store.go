@@ -40,8 +40,9 @@ type plan struct {
 	observer
 	algorithm algos.Algorithm
 	rule      algos.Rule
-	limit     int // the rule's Limit
-	most      int // the rule's Max
+	limit     int         // the rule's Limit
+	most      int         // the rule's Max
+	tail      *algos.Tail // the rule's, if it has one
 	script    driver.Script
 	sha1      any                    // the script's, as an argument, boxed once
 	params    atomic.Pointer[params] // the rule's parameters too, as they were last needed
@@ -72,6 +73,9 @@ func newPlan(algorithm algos.Algorithm) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{algorithm: algorithm, rule: rule, limit: rule.Limit(), most: rule.Max()}
+	if tailed, ok := rule.(algos.Tailed); ok {
+		p.tail = tailed.Tail()
+	}
 	if denier, ok := rule.NewState().(algos.Denier); ok {
 		denier.Load(rule, 0)
 		p.counts = denier.Deny(1)

@@ -15,10 +15,11 @@
 //   - [SlidingWindow]: the same in little memory
 //   - [WarmUp]: slow after a quiet time, for what must fill its caches first
 //
-// Everything else here is for Headgate's drivers: [Algorithm], [Rule], [Lender], [Replayer], [State], [Denier], [Receipt], [Status]. An algorithm answers a few questions about its own state, and a
-// driver does the rest: it reads the clock, loads, asks, refuses or takes, and saves. Each algorithm stands in two
-// files that go step by step in the same order: NAME.go answers in process, NAME.lua answers inside Redis, and both
-// give the same answers to the microsecond.
+// Everything else here is for Headgate's drivers: [Algorithm], [Rule], [Lender], [Replayer], [Tailed], [Tail], [State],
+// [Denier], [Ender], [Receipt], [Status]. An algorithm answers a few questions about its own state, and a driver does the
+// rest: it reads the clock, loads, asks, refuses or takes, and saves. Each algorithm stands in two files that go step by step
+// in the same order: NAME.go answers in process, NAME.lua answers inside Redis, and both give the same answers to the
+// microsecond.
 //
 // The package does no I/O and reads no clock. Times are whole microseconds since 1970, spans of time are whole
 // microseconds, and permits are whole numbers.
@@ -70,10 +71,6 @@ type Rule interface {
 // Load changes is forgotten by the next Load unless it was saved; whoever takes or gives back saves. A State is not safe
 // for concurrent use.
 type State interface {
-	// Decide answers a lone request of cost permits no more than bound from now as all the others together would, and
-	// saves what it takes, in one step: a negative wait is how much too long it would be. It is not ok, and does nothing,
-	// where that takes more than a step.
-	Decide(rule Rule, now, cost, bound int64) (wait int64, receipt Receipt, status Status, ok bool)
 	// Load brings the saved state to the instant now under rule, which may have other parameters than the one that
 	// saved it. It reports whether the state must be saved even if nothing is taken: true when the clock went back or
 	// the rule is another one.
@@ -90,14 +87,6 @@ type State interface {
 	Status() Status
 	// Save keeps what was done since Load.
 	Save()
-}
-
-// stepwise is what a State embeds that never decides in one step.
-type stepwise struct{}
-
-// Decide implements State.
-func (stepwise) Decide(Rule, int64, int64, int64) (wait int64, receipt Receipt, status Status, ok bool) {
-	return 0, Receipt{}, Status{}, false
 }
 
 // A Lender is a Rule whose permits may be used some time after they were granted. Each has a place on a line that ends with

@@ -69,7 +69,6 @@ func (r *leakyBucket) Params(int64) (params []int64, until int64) {
 
 // queue is the State of a leaky bucket: a line whose places are used when they begin.
 type queue struct {
-	stepwise
 	line
 	rule *leakyBucket
 }

@@ -106,7 +106,6 @@ type records struct {
 
 // journal is the State of a SlidingLog.
 type journal struct {
-	stepwise
 	saved records
 	records
 

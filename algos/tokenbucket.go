@@ -55,7 +55,9 @@ func newTokenBucket(name, suffix, field string, p pace, permits int) (Rule, erro
 	}
 	r := &tokenBucket{name: name, suffix: suffix, pace: p, burst: burst, horizon: p.horizon()}
 	r.room, r.part = p.span(burst)
-	r.each, r.eachPart = p.span(1)
+	if p.rate <= maxParts {
+		r.tail = &Tail{pace: p, room: burst * p.per, burst: burst}
+	}
 	return r, nil
 }
 
@@ -63,10 +65,10 @@ func newTokenBucket(name, suffix, field string, p pace, permits int) (Rule, erro
 type tokenBucket struct {
 	name, suffix string
 	pace
-	burst          int64
-	room, part     int64 // how long a full bucket lasts at its own rate: span(burst)
-	each, eachPart int64 // span(1)
-	horizon        int64
+	burst      int64
+	room, part int64 // how long a full bucket lasts at its own rate: span(burst)
+	tail       *Tail
+	horizon    int64
 }
 
 func (r *tokenBucket) Name() string        { return r.name }
@@ -80,6 +82,9 @@ func (r *tokenBucket) NewState() State     { return new(bucket) }
 func (r *tokenBucket) Params(int64) (params []int64, until int64) {
 	return []int64{r.rate, r.per, r.burst}, forever
 }
+
+// Tail implements Tailed.
+func (r *tokenBucket) Tail() *Tail { return r.tail }
 
 // Span implements Lender.
 func (r *tokenBucket) Span(permits int64) (us int64) {
@@ -110,43 +115,17 @@ func (b *bucket) Load(rule Rule, now int64) (changed bool) {
 	return b.load(b.rule.pace, now)
 }
 
-// Decide implements State. It leaves to the others whatever is rare: holes, another pace, a clock that went back, a line to
-// be folded.
-func (b *bucket) Decide(rule Rule, now, cost, bound int64) (wait int64, receipt Receipt, status Status, ok bool) {
-	r, s := rule.(*tokenBucket), &b.saved
-	start, name, taken, length, part := s.start, s.name, s.taken, s.length, s.part
-	debt := length - (now - start)
-	empty := taken == 0 || debt < -1 || debt == -1 && part == 0
-	switch {
-	case taken > 0 && now < s.at:
-		return 0, Receipt{}, Status{}, false
-	case empty: // as refill
-		start, name, taken, length, part, debt = now, now, 0, 0, 0, 0
-	case s.pace != r.pace || len(s.holes) > 0 || taken >= foldAbove || now-start >= foldAbove:
-		return 0, Receipt{}, Status{}, false
-	}
-	us, rem := r.each, r.eachPart
-	if cost != 1 {
-		us, rem = r.span(cost)
-	}
-	if rem += part; rem >= r.rate {
-		us, rem = us+1, rem-r.rate
-	}
-	wait = debt + us - r.room
-	if rem > r.part {
-		wait++
-	}
-	if wait = max(wait, 0); wait <= bound {
-		taken, length, debt, part = taken+cost, length+us, debt+us, rem
-		if empty {
-			*s = busyPeriod{pace: r.pace}
-		}
-		s.at, s.start, s.name, s.taken, s.length, s.part = now, start, name, taken, length, part
-		receipt = Receipt{Period: name, Number: taken}
-	} else {
-		wait = bound - wait
-	}
-	return wait, receipt, Status{Remaining: r.left(debt, part), ResetAfter: max(ceil(debt, part), 0)}, true
+// End implements Ender.
+func (b *bucket) End(tail *Tail) (end int64, ok bool) {
+	s := &b.saved
+	return (s.start+s.length)*s.rate + s.part, s.pace == tail.pace && len(s.holes) == 0
+}
+
+// SetEnd implements Ender.
+func (b *bucket) SetEnd(tail *Tail, end int64) {
+	before, _ := b.End(tail)
+	b.saved.taken += (end - before) / tail.per
+	b.saved.length, b.saved.part = tail.span(b.saved.taken)
 }
 
 // Earliest implements State.

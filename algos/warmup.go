@@ -132,7 +132,6 @@ type effort struct {
 
 // warmth is the State of a WarmUp.
 type warmth struct {
-	stepwise
 	saved effort
 	effort
 

@@ -89,7 +89,6 @@ func (r *windowRule) Params(now int64) (params []int64, until int64) {
 
 // windows is the State of the algorithms that count permits in windows.
 type windows struct {
-	stepwise
 	saved book
 	book
 

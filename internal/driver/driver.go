@@ -47,12 +47,6 @@ func Run(state algos.State, rule algos.Rule, now int64, requests []Request, repl
 
 // Answer is Run for a lone request.
 func Answer(state algos.State, rule algos.Rule, now int64, request Request, reply *Reply) (changed bool) {
-	if request.Cost > 0 {
-		if wait, receipt, status, ok := state.Decide(rule, now, request.Cost, request.Bound); ok {
-			reply.Wait, reply.Remaining, reply.Reset, reply.Receipt = wait, status.Remaining, status.ResetAfter, receipt
-			return wait >= 0
-		}
-	}
 	changed = state.Load(rule, now)
 	if answer(state, request, reply) {
 		changed = true

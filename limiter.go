@@ -142,8 +142,8 @@ func (l *Limiter) Allow(ctx context.Context) (Decision, error) { return l.AllowN
 // Errors: ErrInvalid if n < 1, ErrNeverAllowed if n is more than the limiter ever grants, the context's error if it
 // has ended before the call, and *StoreError if the store failed or the context ended during the call.
 func (l *Limiter) AllowN(ctx context.Context, n int) (d Decision, err error) {
-	if m, ok := l.store.(*memoryStore); ok && l.plan != nil && l.plan.tail != nil && l.hook == nil && n >= 1 && n <= l.plan.most && ctx.Err() == nil {
-		if e := l.seat.Load(); e != nil && e.allow(m, l.plan, int64(n), &d) {
+	if m, ok := l.store.(*memoryStore); ok && l.hook == nil && ctx.Err() == nil {
+		if e := l.seat.Load(); e != nil && e.allow(m, l.plan, n, &d) {
 			return d, nil // by the shortest way, which skips nothing that would have done anything
 		}
 	}

@@ -57,7 +57,8 @@ type entry struct {
 	// end is where the limiter's line ends, by which anybody may decide without the lock: see allow. It is closed while there
 	// is more to know, and while somebody has the lock.
 	end  atomic.Int64
-	tail *algos.Tail // counts the end; set before that is first open, and never changed
+	tail *algos.Tail  // counts the end; set before that is first open, and never changed
+	now  atomic.Int64 // the latest instant at which anybody decided, µs since 1970
 
 	mu      sync.Mutex
 	gone    bool // from the shard: whoever has kept the entry looks again
@@ -65,11 +66,10 @@ type entry struct {
 	plan    *plan // by which the state was saved
 	life    uint64
 	expires int64 // when it is as new, µs since 1970
-	now     int64 // the latest instant at which it decided
 }
 
 // closed is the end of an entry by which only who has the lock decides.
-const closed = -1
+const closed = math.MinInt64
 
 // A seat keeps a limiter's entry at hand.
 type seat = atomic.Pointer[entry]
@@ -102,8 +102,8 @@ func (m *memoryStore) decide(_ context.Context, p *plan, key string, request dri
 // decideAt answers into g, which has the plan, the key and, for what is given back, the life. It decides by the entry that
 // sits at, which may be nil, or else finds it.
 //
-// The clock is read before any lock is taken, which keeps the locks short. Whoever then comes later than one who read it
-// after him decides by the other's instant, which lies within his own call too: an entry's instants never go back.
+// The clock is read first, which keeps the locks short. Whoever then comes later than one who read it after him decides by
+// the other's instant, which lies within his own call too: an entry's instants never go back.
 func (m *memoryStore) decideAt(at *seat, request driver.Request, g *grant) {
 	now := m.now()
 	g.store = m
@@ -122,7 +122,7 @@ func (m *memoryStore) decideAt(at *seat, request driver.Request, g *grant) {
 	e, found := s.entries[g.key]
 	switch {
 	case found:
-	case last != nil: // it was forgotten, and will do as a new one
+	case last != nil && last.tail == g.plan.tail: // it was forgotten, and will do as a new one
 		e = last
 	default:
 		e = &entry{gone: true, expires: math.MinInt64}
@@ -147,9 +147,9 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 	if must && e.gone {
 		return false, false
 	}
-	now = max(now, e.now)
 	e.close()
 	defer e.open()
+	now = max(now, e.now.Load())
 	fresh := e.expires < now // as Redis forgets it, by whatever parameters it was counted
 	if request.Cost < 0 && (fresh || g.life != e.life) {
 		*g = grant{} // what the receipt was for is gone
@@ -163,7 +163,7 @@ func (e *entry) decide(m *memoryStore, now int64, request driver.Request, g *gra
 	}
 	g.life = e.life
 	changed = driver.Answer(e.state, g.plan.rule, now, request, &g.Reply)
-	e.now = now
+	e.now.Store(now)
 	if changed {
 		e.plan, e.gone = g.plan, false
 		if e.tail == nil {
@@ -198,15 +198,24 @@ func (e *entry) open() {
 
 // allow is decide for what is asked most, n permits now, and takes no lock. Whether they fit depends on where the line ends
 // and on nothing else; if it still ends there when the end is moved on, nobody has come in between, or it is as if nobody
-// had. Where there is more to know it does nothing, and is not ok.
-func (e *entry) allow(m *memoryStore, p *plan, n int64, d *Decision) (ok bool) {
+// had. Where there is more to know it does nothing, and reports false.
+func (e *entry) allow(m *memoryStore, p *plan, n int, d *Decision) (done bool) {
+	if p.tail == nil || n < 1 || n > p.most {
+		return false
+	}
 	now := m.now()
 	for {
 		end := e.end.Load()
+		latest := e.now.Load() // after the end: who has moved that told his instant first
 		if end == closed || e.tail != p.tail && *e.tail != *p.tail {
 			return false
 		}
-		next, wait, ok := p.tail.Take(end, now, n)
+		if now <= latest {
+			now = latest
+		} else if !e.now.CompareAndSwap(latest, now) {
+			continue
+		}
+		next, wait, ok := p.tail.Take(end, now, int64(n))
 		if !ok {
 			return false
 		}
@@ -252,7 +261,7 @@ func (s *shard) sweep() {
 // leave takes an entry out. Under the locks of both.
 func (s *shard) leave(key string, e *entry) {
 	e.gone = true
-	s.now = max(s.now, e.now)
+	s.now = max(s.now, e.now.Load())
 	delete(s.entries, key)
 }
 

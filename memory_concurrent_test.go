@@ -126,25 +126,69 @@ func (l *Limiter) ask(t *testing.T, goroutines, times int, later int64) (all []a
 	return all
 }
 
-// Who read the clock before another, and comes to the lock after him, decides by the other's instant.
+// Who has read the clock before another, and comes after him, decides by the other's instant: be it by the lock, or by the
+// end of the line alone.
 func TestTheClockOfAnEntryNeverGoesBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx := context.Background()
-		l, err := New(Memory(), "key", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 2 { // the first makes the entry
-			if _, err := l.Reserve(ctx); err != nil {
-				t.Fatal(err)
+	ctx := context.Background()
+	ways := map[string]func(l *Limiter) (Decision, error){
+		"the lock": func(l *Limiter) (Decision, error) {
+			r, err := l.Reserve(ctx)
+			if err != nil {
+				return Decision{}, err
 			}
-			l.seat.Load().now += 400_000
+			return r.grant.decision(), nil
+		},
+		"the end": func(l *Limiter) (Decision, error) { return l.Allow(ctx) },
+	}
+	for first, other := range ways {
+		for second, late := range ways {
+			t.Run("by "+first+", then by "+second, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					m := Memory().(*memoryStore)
+					l, err := New(m, "key", algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 3})
+					if err != nil {
+						t.Fatal(err)
+					}
+					held := *l // up, since it has read the clock, which
+					held.store = &memoryStore{base: m.base.Add(400 * time.Millisecond), epoch: m.epoch}
+					if _, err := other(l); err != nil { // makes the entry
+						t.Fatal(err)
+					}
+					time.Sleep(400 * time.Millisecond)
+					if _, err := other(l); err != nil {
+						t.Fatal(err)
+					}
+					if d, err := late(&held); err != nil || d.ResetAfter != 2600*time.Millisecond {
+						t.Errorf("%+v, %v", d, err)
+					}
+				})
+			})
 		}
-		want := Decision{Limit: 2, RetryAfter: 200 * time.Millisecond, ResetAfter: 1200 * time.Millisecond, Source: SourceMemory}
-		if d, err := l.Peek(ctx); err != nil || d != want {
-			t.Errorf("%+v, %v; want %+v", d, err, want)
-		}
-	})
+	}
+}
+
+// Goroutines that each pause for long enough never come too often together, however the scheduler holds them up between
+// reading the clock and what follows: none of them is refused.
+func TestNobodyWithinTheRateIsRefused(t *testing.T) {
+	const goroutines, pause = 16, 4 * time.Microsecond
+	l, err := New(Memory(), "key", algos.TokenBucket{Rate: goroutines, Per: pause, Burst: goroutines})
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := time.Now().Add(200 * time.Millisecond)
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			for now := time.Now(); now.Before(end); now = time.Now() {
+				if d, err := l.Allow(context.Background()); err != nil || !d.Allowed {
+					t.Errorf("%+v, %v", d, err)
+				}
+				for came := time.Now(); time.Since(came) <= pause+time.Microsecond; { // it would oversleep
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // While entries are forgotten for others and reset under their limiters' hands, a witness counts what each key admits.
@@ -230,6 +274,28 @@ func TestAnEntryThatWasForgottenDecidesNothing(t *testing.T) {
 			t.Errorf("%d entries are kept", n)
 		}
 	})
+}
+
+// An entry that a limiter of other parameters made serves no longer once it was forgotten: whoever uses it must take the lock.
+func TestAnEntryOfOtherParametersIsNotUsedAgain(t *testing.T) {
+	ctx := context.Background()
+	m := Memory()
+	var l *Limiter
+	for burst := range 2 {
+		var err error
+		if l, err = New(m, "key", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1 + burst}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Allow(ctx); err != nil { // the second limiter finds the first one's
+			t.Fatal(err)
+		}
+	}
+	if err := l.Reset(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := l.Allow(ctx); err != nil || !d.Allowed || l.seat.Load().tail != l.plan.tail {
+		t.Errorf("%+v, %v, by %+v", d, err, l.seat.Load().tail)
+	}
 }
 
 // A reset takes what was reserved with it, even where its entry serves again.

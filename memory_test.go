@@ -2,6 +2,7 @@ package headgate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -130,6 +131,30 @@ func TestAllowInMemoryAllocatesNothing(t *testing.T) {
 	}
 	if got := testing.AllocsPerRun(500, func() { _, _ = l.Reserve(ctx) }); got > 1 {
 		t.Errorf("Reserve: %v allocations", got)
+	}
+}
+
+// The shortest way skips no check.
+func TestAllowInMemoryChecksWhatItIsAsked(t *testing.T) {
+	l, err := New(Memory(), "key", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	if _, err := l.Allow(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[int]error{-1: ErrInvalid, 0: ErrInvalid, 4: ErrNeverAllowed} {
+		if d, err := l.AllowN(ctx, n); !errors.Is(err, want) {
+			t.Errorf("%d permits: %+v, %v", n, d, err)
+		}
+	}
+	cancel()
+	if d, err := l.Allow(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if d, err := l.Peek(context.Background()); err != nil || d.Remaining != 2 {
+		t.Errorf("%+v, %v", d, err)
 	}
 }
 

@@ -50,7 +50,7 @@ func (t *Tail) Status(end, now int64) (s Status) {
 	return s
 }
 
-// Until is how many microseconds so many parts are, rounded up.
+// Until is how many microseconds so many parts are, rounded up. They are not negative.
 func (t *Tail) Until(parts int64) (us int64) {
 	if t.rate == 1 {
 		return parts

@@ -115,7 +115,7 @@ func (b *bucket) Load(rule Rule, now int64) (changed bool) {
 	return b.load(b.rule.pace, now)
 }
 
-// End implements Ender.
+// End implements Ender. A line without places ends where it starts.
 func (b *bucket) End(tail *Tail) (end int64, ok bool) {
 	s := &b.saved
 	return (s.start+s.length)*s.rate + s.part, s.pace == tail.pace && len(s.holes) == 0

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/headgate-go/headgate"
 	"github.com/headgate-go/headgate/algos"
@@ -98,6 +99,12 @@ func TestWhatIsSentIsWhatTheTableSays(t *testing.T) {
 	}
 	if err := local.Close(context.Background()); err != nil {
 		t.Error(err)
+	}
+	ended := func() bool { // the outage, of which the hook is told by another goroutine
+		return slices.ContainsFunc(r.exporter.GetSpans(), func(s tracetest.SpanStub) bool { return s.Name == "outage vendor" })
+	}
+	for began := time.Now(); time.Since(began) < 10*time.Second && !ended(); {
+		time.Sleep(time.Millisecond)
 	}
 	_ = l.Reset(context.Background())
 

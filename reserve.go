@@ -165,7 +165,8 @@ func (r *Reservation) AfterFunc(f func()) (stop func() bool) {
 // Cancel gives the permits back: whoever asks next gets them, as far as that admits nobody beyond the limit. Slots
 // already given out do not move. Only the first call does anything, and only if it comes before the slot has passed
 // and before the holder was told that it has come, by Delay, Wait, Ready or AfterFunc: the permits then count as used.
-// It returns a *StoreError if the store failed: the permits then drain as if they had been used.
+// It returns a *StoreError if the store failed: the permits then drain as if they had been used. Whether anything came back
+// it does not say; a hook is told, as Outcome.Returned.
 //
 // The context bounds the call. A Cancel is clean-up, so it also works under a context that has ended; it then waits
 // for the store for a tenth of a second at most.

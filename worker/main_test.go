@@ -222,9 +222,9 @@ func (r *rig) queue() *asynq.QueueInfo {
 // eventually waits for a condition. How long that takes is not the test's subject.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in a minute: %s", what)
+			t.Fatalf("not in three minutes: %s", what)
 		}
 	}
 }

@@ -97,15 +97,21 @@ func (l *letter) address(command, script string) {
 	// Nobody is decided as of an instant before he asked: leases count on it.
 	latest := slices.MaxFunc(l.parcels, func(a, b *parcel) int { return cmp.Compare(asked(a), asked(b)) })
 	common := latest.cmd.Args()[clock : clock+1+len(latest.params.args)]
-	args := make([]any, 0, 4+len(common)+5*len(l.parcels)) // which is enough for most
+	args := make([]any, 0, 8+len(common)+len(l.parcels)) // what equal requests take; others grow it
 	args = append(args, command, script, len(l.parcels))
 	for _, p := range l.parcels {
 		args = append(args, p.cmd.Args()[key])
 	}
 	args = append(append(args, len(common)), common...)
-	for _, p := range l.parcels {
-		own := p.cmd.Args()[clock+len(common):]
-		args = append(append(args, len(own)), own...)
+	own := func(p *parcel) []any { return p.cmd.Args()[clock+len(common):] }
+	for rest := l.parcels; len(rest) > 0; {
+		same := own(rest[0])
+		run := 1
+		for run < len(rest) && slices.Equal(own(rest[run]), same) {
+			run++
+		}
+		args = append(append(args, run, len(same)), same...)
+		rest = rest[run:]
 	}
 	l.cmd = once{redis.NewIntSliceCmd(context.Background(), args...)}
 }

@@ -189,6 +189,32 @@ func TestWhatFailsAtOneKeyIsNothingToTheOthers(t *testing.T) {
 	}
 }
 
+// An ACL of before there was MGET in the command, for instance.
+func TestKeysThatCannotBeReadAtOnceAreReadOneByOne(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	if err := server.Admin().Do(ctx, "acl", "setuser", "some", "on", ">secret", "~*", "+@all", "-mget").Err(); err != nil {
+		t.Fatal(err)
+	}
+	l, s := manyKeys(t, server.Client(func(o *redis.Options) { o.Username, o.Password = "some", "secret" }))
+	call := func(i int) {
+		if d, err := l.For(fmt.Sprint(i)).Allow(ctx); err != nil || !d.Allowed {
+			t.Errorf("%+v, %v", d, err)
+		}
+	}
+	packed(t, s, 20, call) // loads the script
+	before := server.Calls("evalsha")
+	packed(t, s, 20, call)
+	if calls := server.Calls("evalsha") - before; calls != 1 {
+		t.Errorf("%d calls", calls)
+	}
+	for i := range 20 {
+		if n := spent(t, l.For(fmt.Sprint(i))); n != 2 {
+			t.Errorf("key %d: %d are charged", i, n)
+		}
+	}
+}
+
 // P6 of a command for many keys: it is not sent again. Who left before it was sent is not in it.
 func TestALostCommandForManyKeysIsChargedOnce(t *testing.T) {
 	server := redistest.Start(t)

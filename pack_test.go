@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,6 +95,10 @@ func TestManyKeysInOneCommandAreAnsweredAsByThemselves(t *testing.T) {
 				now += random.Int64N(500_000)
 				var requests [keys][]driver.Request
 				for i := range requests {
+					if i > 0 && requests[i-1][0].Cost > 0 && random.IntN(2) == 0 { // the same of several keys is said once
+						requests[i] = slices.DeleteFunc(slices.Clone(requests[i-1]), func(r driver.Request) bool { return r.Cost < 0 })
+						continue
+					}
 					for range 1 + random.IntN(4) {
 						if n := len(requests[i]); n > 0 && requests[i][n-1].Cost > 0 && random.IntN(2) == 0 {
 							requests[i] = append(requests[i], requests[i][n-1]) // which go together
@@ -133,6 +139,42 @@ func TestManyKeysInOneCommandAreAnsweredAsByThemselves(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Two limiters of one key do not know of each other, and what the second reads is what the first wrote.
+func TestOneKeyTwiceInOneCommandIsChargedTwice(t *testing.T) {
+	const limit = 5
+	ctx := context.Background()
+	server := redistest.Start(t)
+	_, s := manyKeys(t, server.Client())
+	var all [10]*Limiter
+	for i := range all {
+		l, err := New(s, "one", algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: limit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[i] = l
+	}
+	if _, err := all[0].Allow(ctx); err != nil { // from now on there is something to be read
+		t.Fatal(err)
+	}
+	var admitted atomic.Int32
+	admitted.Store(1)
+	before := server.Calls("evalsha") + server.Calls("eval")
+	packed(t, s, len(all), func(i int) {
+		switch d, err := all[i].Allow(ctx); {
+		case err != nil:
+			t.Error(err)
+		case d.Allowed:
+			admitted.Add(1)
+		}
+	})
+	if n := admitted.Load(); n != limit {
+		t.Errorf("%d of %d were admitted", n, limit)
+	}
+	if calls := server.Calls("evalsha") + server.Calls("eval") - before; calls != 2 { // the script is sent once more, to be known
+		t.Errorf("%d calls", calls)
 	}
 }
 

@@ -141,13 +141,13 @@ func TestTheLeastACLSuffices(t *testing.T) {
 	}
 }
 
-// Each command of the documented ACL is needed: without it some call is refused, and says so.
+// Each command of the documented ACL but two is needed: without it some call is refused, and says so.
 func TestEachCommandOfTheACLIsNeeded(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	rules := slices.Compact(slices.Sorted(strings.FieldsSeq(aclRoot)))
 	for _, rule := range rules {
-		if rule == "+hello" { // go-redis does without
+		if rule == "+hello" || rule == "+mget" { // go-redis, and commands for many keys, do without
 			continue
 		}
 		rest := slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return r == rule })

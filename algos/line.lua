@@ -2,58 +2,56 @@
 -- sections stand in the same order there. An algorithm's own sections follow those of the same name here.
 --
 -- State: a string, its numbers little-endian.
---   bytes 1-7    the last save, µs since 1970
---         8-13   µs from the start of the busy period to it
---         14-19  permits taken since the start
---         20-22  rate } in lowest terms, as they were
---         23-28  per  } at the last save, per in µs
+--   bytes 1-7    the start of the busy period, µs since 1970, and 2^48, since a clock may go back beyond that
+--         8-10   rate } in lowest terms, as they were
+--         11-16  per  } at the last save, per in µs
+--         17-22  µs from the start to the last save
+--         23-28  permits taken since the start
 --   then "@N+S," where it is not its start (the clock went back, or the pace changed), the name of the busy period, and
 --                what the start was rounded up by, in 2^-40 µs
 --   then "F-T,"  for each hole, in order: permits F+1 to T were given up
 --
--- span and permits: see pace.go.
+-- span and permits: see pace.go. What a whole number is divided by is first taken off it, since calling floor takes longer.
 
---@load  in: now.  ARGV[2]: rate, [3]: per (µs).  out: changed
-local rate, per = ARGV[2] + 0, ARGV[3] + 0
-
+--@functions
 local function span(n, rate, per)
-  local whole = floor(n / rate)
-  n = n - whole * rate
-  local each = floor(per / rate)
-  local x = n * (per - each * rate)
-  local over = floor(x / rate)
-  return whole * per + n * each + over, x - over * rate
+  local rest, over = n % rate, per % rate
+  local part = rest * over % rate
+  return (n - rest) / rate * per + rest * ((per - over) / rate) + (rest * over - part) / rate, part
 end
 
 local function permits(us, part, rate, per)
-  local whole = floor(us / per)
-  us = us - whole * per
-  local n = floor((us * rate + part) / per) -- right to one: us * rate may pass 2^53
+  local rest = us % per
+  local n = math.floor((rest * rate + part) / per) -- right to one: rest * rate may pass 2^53
   local u, p = span(n + 1, rate, per)
-  if u < us or u == us and p <= part then
+  if u < rest or u == rest and p <= part then
     n = n + 1
   else
     u, p = span(n, rate, per)
-    if u > us or u == us and p > part then n = n - 1 end
+    if u > rest or u == rest and p > part then n = n - 1 end
   end
-  return whole * rate + n
+  return (us - rest) / per * rate + n
 end
 
+--@load  in: now.  ARGV[2]: rate, [3]: per (µs).  out: changed
+local rate, per = ARGV[2] + 0, ARGV[3] + 0
 local elapsed, taken, name, holes = 0, 0, now, '' -- elapsed: from the start of the busy period to now
 local debt, part, begun, spare = 0, 0, 0, 0
+local started -- the start that is stored, if it is by this rate and per: the bytes up to the 16th are the same then
 local state = call('GET', KEYS[1])
 if state then
   local length = #state
   if length < 28 then return redis.error_reply(foreign) end
-  local t1, t2, t3, t4, t5, t6, t7, e1, e2, e3, e4, e5, e6, n1, n2, n3, n4, n5, n6,
-    r1, r2, r3, p1, p2, p3, p4, p5, p6 = byte(state, 1, 28)
-  local at = t1 + t2 * 0x100 + t3 * 0x10000 + t4 * 0x1000000 + t5 * 0x100000000 + t6 * 0x10000000000 + t7 * 0x1000000000000
+  local s1, s2, s3, s4, s5, s6, s7, r1, r2, r3, p1, p2, p3, p4, p5, p6,
+    e1, e2, e3, e4, e5, e6, n1, n2, n3, n4, n5, n6 = byte(state, 1, 28)
+  local start = s1 + s2 * 0x100 + s3 * 0x10000 + s4 * 0x1000000 + s5 * 0x100000000 + s6 * 0x10000000000 + (s7 - 1) * 0x1000000000000
   local rate0 = r1 + r2 * 0x100 + r3 * 0x10000
   local per0 = p1 + p2 * 0x100 + p3 * 0x10000 + p4 * 0x1000000 + p5 * 0x100000000 + p6 * 0x10000000000
   elapsed = e1 + e2 * 0x100 + e3 * 0x10000 + e4 * 0x1000000 + e5 * 0x100000000 + e6 * 0x10000000000
   taken = n1 + n2 * 0x100 + n3 * 0x10000 + n4 * 0x1000000 + n5 * 0x100000000 + n6 * 0x10000000000
+  local at = start + elapsed
   if at >= 0x20000000000000 or rate0 == 0 or per0 == 0 then return redis.error_reply(foreign) end
-  name = at - elapsed
+  name = start
   if length > 28 then
     local _, last, moved, rounded = string.find(state, '^@(%-?%d+)%+(%d+),', 29)
     if moved then name, spare = moved + 0, rounded + 0 end
@@ -70,6 +68,7 @@ if state then
   debt = debt - elapsed
 
   local repaced = rate0 ~= rate or per0 ~= per
+  if not repaced then started = start end
   local long = taken >= 0x800000000000 or elapsed >= 0x800000000000 -- foldAbove
   if debt < -1 or debt == -1 and part == 0 or (repaced or long) and debt < 0 then
     elapsed, taken, name, holes, debt, part, spare = 0, 0, now, '', 0, 0, 0
@@ -215,15 +214,25 @@ else
   local moved = ''
   -- The TTL is rounded up, and one more: Redis counts it from the millisecond in which the call began.
   local ttl = floor((debt + (part > 0 and 1000 or 999)) / 1000) + 1
-  if name ~= now - elapsed or spare > 0 then moved = string.format('@%.0f+%.0f,', name, spare) end
-  call('SET', KEYS[1], char(
-    now % 256, floor(now / 0x100) % 256, floor(now / 0x10000) % 256, floor(now / 0x1000000) % 256,
-    floor(now / 0x100000000) % 256, floor(now / 0x10000000000) % 256, floor(now / 0x1000000000000),
-    elapsed % 256, floor(elapsed / 0x100) % 256, floor(elapsed / 0x10000) % 256, floor(elapsed / 0x1000000) % 256,
-    floor(elapsed / 0x100000000) % 256, floor(elapsed / 0x10000000000),
-    taken % 256, floor(taken / 0x100) % 256, floor(taken / 0x10000) % 256, floor(taken / 0x1000000) % 256,
-    floor(taken / 0x100000000) % 256, floor(taken / 0x10000000000),
-    rate % 256, floor(rate / 0x100) % 256, floor(rate / 0x10000),
-    per % 256, floor(per / 0x100) % 256, floor(per / 0x10000) % 256, floor(per / 0x1000000) % 256,
-    floor(per / 0x100000000) % 256, floor(per / 0x10000000000)) .. moved .. holes, 'PX', ttl)
+  local start, head = now - elapsed
+  if name ~= start or spare > 0 then moved = string.format('@%.0f+%.0f,', name, spare) end
+  if start == started then
+    head = string.sub(state, 1, 16)
+  else
+    head = string.char(
+      start % 0x100, (start % 0x10000 - start % 0x100) / 0x100, (start % 0x1000000 - start % 0x10000) / 0x10000,
+      (start % 0x100000000 - start % 0x1000000) / 0x1000000, (start % 0x10000000000 - start % 0x100000000) / 0x100000000,
+      (start % 0x1000000000000 - start % 0x10000000000) / 0x10000000000, floor(start / 0x1000000000000) + 1,
+      rate % 0x100, (rate % 0x10000 - rate % 0x100) / 0x100, (rate - rate % 0x10000) / 0x10000,
+      per % 0x100, (per % 0x10000 - per % 0x100) / 0x100, (per % 0x1000000 - per % 0x10000) / 0x10000,
+      (per % 0x100000000 - per % 0x1000000) / 0x1000000, (per % 0x10000000000 - per % 0x100000000) / 0x100000000,
+      (per - per % 0x10000000000) / 0x10000000000)
+  end
+  call('SET', KEYS[1], head .. string.char(
+    elapsed % 0x100, (elapsed % 0x10000 - elapsed % 0x100) / 0x100, (elapsed % 0x1000000 - elapsed % 0x10000) / 0x10000,
+    (elapsed % 0x100000000 - elapsed % 0x1000000) / 0x1000000, (elapsed % 0x10000000000 - elapsed % 0x100000000) / 0x100000000,
+    (elapsed - elapsed % 0x10000000000) / 0x10000000000,
+    taken % 0x100, (taken % 0x10000 - taken % 0x100) / 0x100, (taken % 0x1000000 - taken % 0x10000) / 0x10000,
+    (taken % 0x100000000 - taken % 0x1000000) / 0x1000000, (taken % 0x10000000000 - taken % 0x100000000) / 0x100000000,
+    (taken - taken % 0x10000000000) / 0x10000000000) .. moved .. holes, 'PX', ttl)
 end

@@ -19,8 +19,9 @@
 --           or a single integer, the clock, if the parameters are dates and do not cover it: nothing was done then
 -- Writes    KEYS[1], with a TTL that covers reset, if it granted or gave back, or the clock went back, or the parameters
 --           changed, or the TTL was missing. Nothing otherwise.
-local floor, byte, char, call = math.floor, string.byte, string.char, redis.call
+local KEYS, ARGV, floor, byte, call = KEYS, ARGV, math.floor, string.byte, redis.call -- to look for a global takes time
 local foreign = 'FOREIGN the key holds something that Headgate did not write'
+--@functions
 local now
 if ARGV[1] == '' then
   now = call('TIME')

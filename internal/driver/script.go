@@ -42,7 +42,7 @@ func NewScript(rule algos.Rule) (Script, error) {
 			continue
 		}
 		body, ok := sections[name]
-		if !ok && name != "deny" && name != "repeat" { // few algorithms have these
+		if !ok && name != "functions" && name != "deny" && name != "repeat" { // few algorithms have these
 			return Script{}, fmt.Errorf("headgate: the Lua of %s has no section %s", rule.Name(), name)
 		}
 		source.WriteString(body)
@@ -53,11 +53,16 @@ func NewScript(rule algos.Rule) (Script, error) {
 // Guarded is the script with guard.lua before it.
 func (s Script) Guarded() Script { return ScriptOf(guardLua + s.Source) }
 
-// Many is the script in many.lua.
+// Many is the script in many.lua, which reads the clock and what the calls read first.
 func (s Script) Many() Script {
-	one := strings.Replace(s.Source, "call('TIME')", "clock", 1)
-	return ScriptOf(strings.Replace(manyLua, "--@driver\n", one, 1))
+	functions, decide, _ := strings.Cut(s.Source, decides)
+	decide = strings.Replace(decide, "call('TIME')", "clock", 1)
+	decide = strings.Replace(decide, "call('GET', KEYS[1])", "(read[KEYS[1]] or call('GET', KEYS[1]))", 1)
+	return ScriptOf(strings.NewReplacer("--@functions\n", functions, "--@driver\n", decides+decide).Replace(manyLua))
 }
+
+// decides is where the driver begins to decide. Before it there is only what it does not do anew for each call.
+const decides = "local now\n"
 
 // ScriptOf is the script of a source.
 func ScriptOf(source string) Script {

@@ -16,7 +16,7 @@ const Restricted = "HEADGATE_TEST_ACL"
 
 // The least that an ACL must allow, as docs/operations.md says it.
 const (
-	ACL        = "+evalsha +eval +hello +time +get +set +del +pttl"
+	ACL        = "+evalsha +eval +hello +time +get +mget +set +del +pttl"
 	ACLLog     = "+zadd +zrange +zrangebyscore +zcount +zcard +zrem +zremrangebyrank +zremrangebyscore +pexpire +unlink"
 	ACLShared  = "+pexpire +persist +scan"
 	ACLTickets = "+hget +hkeys +hset +hsetnx +hdel +hincrby +zadd +zscore +zcount +zcard +zrange +zrevrange +zrangebyscore +zrevrangebyscore +zrem +pexpire"

@@ -113,7 +113,7 @@ if state then
         keep = last + 1
         _, last, to = string.find(holes, '%d+%-(%d+),', keep)
       end
-      holes = string.sub(holes, keep)
+      if keep > 1 then holes = string.sub(holes, keep) end -- a long string takes long to make
     end
   end
 end

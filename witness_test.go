@@ -223,8 +223,9 @@ func monitor(t *testing.T, server *redistest.Server, key string) (arrivals func(
 			case len(args) > 3 && args[0] == "evalsha" && args[3] == key:
 				caller = from
 			case len(args) > 2 && args[0] == "SET" && args[1] == key && from == "lua":
-				state := []byte(args[2] + "\x00")
-				all = append(all, arrival{caller, int64(binary.LittleEndian.Uint64(state) & (1<<56 - 1))})
+				start := binary.LittleEndian.Uint64([]byte(args[2]))&(1<<56-1) - 1<<48 // of the busy period, see line.lua
+				elapsed := binary.LittleEndian.Uint64([]byte(args[2])[16:]) & (1<<48 - 1)
+				all = append(all, arrival{caller, int64(start + elapsed)})
 			}
 		}
 	}()

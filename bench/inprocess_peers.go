@@ -85,7 +85,7 @@ const localName = "Headgate, Memory"
 
 // inProcessPeers measures them.
 func inProcessPeers(rounds int, r results) error {
-	const turns, calls = 20, 5000
+	const turns, calls, callsOfEight = 20, 5000, 50_000 // beside which it takes no time to start eight goroutines
 	l := allowed
 	l.burst = 1_000_000_000 // there are more calls here
 	var one, eight, allocs []probe
@@ -95,13 +95,13 @@ func inProcessPeers(rounds int, r results) error {
 			return fmt.Errorf("%v: %w", c, err)
 		}
 		of := k(userKey)
-		timing := func(q quantity, goroutines int) probe {
+		timing := func(q quantity, goroutines, calls int) probe {
 			return probe{c.String(), func() (reading, error) {
 				took, failed, err := sharedOut(of, goroutines, calls)
-				return reading{q: float64(took) / calls, at(gaveUp, string(q)): 100 * float64(failed) / calls}, err
+				return reading{q: float64(took) / float64(calls), at(gaveUp, string(q)): 100 * float64(failed) / float64(calls)}, err
 			}}
 		}
-		one, eight = append(one, timing(localOne, 1)), append(eight, timing(localEight, 8))
+		one, eight = append(one, timing(localOne, 1, calls)), append(eight, timing(localEight, 8, callsOfEight))
 		allocs = append(allocs, probe{c.String(), func() (reading, error) {
 			number, _, err := allocated(of, calls)
 			return reading{localAllocs: number}, err

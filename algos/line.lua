@@ -50,7 +50,9 @@ if state then
   elapsed = e1 + e2 * 0x100 + e3 * 0x10000 + e4 * 0x1000000 + e5 * 0x100000000 + e6 * 0x10000000000
   taken = n1 + n2 * 0x100 + n3 * 0x10000 + n4 * 0x1000000 + n5 * 0x100000000 + n6 * 0x10000000000
   local at = start + elapsed
-  if at >= 0x20000000000000 or rate0 == 0 or per0 == 0 then return redis.error_reply(foreign) end
+  if at >= 0x20000000000000 or rate0 == 0 or per0 == 0 or per0 > 0x200000000000 then -- maxSpan, which any text is above
+    return redis.error_reply(foreign)
+  end
   name = start
   if length > 28 then
     local _, last, moved, rounded = string.find(state, '^@(%-?%d+)%+(%d+),', 29)

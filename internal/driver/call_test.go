@@ -63,15 +63,20 @@ func TestAnAnswerOfAnotherLengthIsNone(t *testing.T) {
 	}
 }
 
-// A command for many keys decides them at one instant, and asks for it once.
-func TestOneClockServesManyKeys(t *testing.T) {
+// A command for many keys decides them at one instant, which it asks for once, and reads them at once where one by one they
+// are read by GET.
+func TestManyKeysAreReadAtOnce(t *testing.T) {
 	for _, s := range subjects {
 		script, err := driver.NewScript(rule(t, s.draw.Example(1)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := strings.Count(script.Many().Source, "'TIME'"); n != 1 {
-			t.Errorf("%s: it is asked for in %d places", s.name, n)
+		many := script.Many().Source
+		if n := strings.Count(many, "'TIME'"); n != 1 {
+			t.Errorf("%s: the clock is read in %d places", s.name, n)
+		}
+		if n, want := strings.Count(many, "'MGET'"), strings.Count(script.Source, "'GET'"); n != want || strings.Contains(many, "--@") {
+			t.Errorf("%s: %d places read all keys, want %d", s.name, n, want)
 		}
 	}
 }

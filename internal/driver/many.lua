@@ -8,8 +8,9 @@
 --           bytes of that
 -- Writes    what the calls write
 local clock = ARGV[2] == '' and redis.call('TIME')
--- What is missing here is read by itself, which tells what is missing from what is no string.
-local read, all = {}, redis.pcall('MGET', unpack(KEYS))
+-- The states that are strings, by their keys. Any other key is read by itself, which tells no state from what is none.
+local read = {}
+local all = {} --@read
 for k = 1, #all do read[KEYS[k]] = all[k] end
 --@functions
 local function decide(KEYS, ARGV)

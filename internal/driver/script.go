@@ -57,8 +57,12 @@ func (s Script) Guarded() Script { return ScriptOf(guardLua + s.Source) }
 func (s Script) Many() Script {
 	functions, decide, _ := strings.Cut(s.Source, decides)
 	decide = strings.Replace(decide, "call('TIME')", "clock", 1)
-	decide = strings.Replace(decide, "call('GET', KEYS[1])", "(read[KEYS[1]] or call('GET', KEYS[1]))", 1)
-	return ScriptOf(strings.NewReplacer("--@functions\n", functions, "--@driver\n", decides+decide).Replace(manyLua))
+	read := "{}" // a sorted set is not read at once
+	if get := "call('GET', KEYS[1])"; strings.Contains(decide, get) {
+		read = "redis.pcall('MGET', unpack(KEYS))"
+		decide = strings.Replace(decide, get, "(read[KEYS[1]] or "+get+")", 1)
+	}
+	return ScriptOf(strings.NewReplacer("--@functions\n", functions, "--@driver\n", decides+decide, "{} --@read", read).Replace(manyLua))
 }
 
 // decides is where the driver begins to decide. Before it there is only what it does not do anew for each call.

@@ -18,7 +18,7 @@ func (r results) bars() []row {
 	beside("allocations an Allow", "", allocations, bar{10, value})
 	beside("bytes allocated an Allow", "B", allocatedB, bar{450, value})
 	beside("server time a decision, alone", "µs", busyAllowed, bar{1.15, ratio})
-	add("… refused, to redis_rate's allowed", "µs", r[busyAllowed][redisRateName], r[busyRefused][headgateName], bar{0.75, ratio})
+	add("… refused, to redis_rate's allowed", "µs", r[busyBeside][redisRateName], r[busyRefused][headgateName], bar{0.75, ratio})
 	beside("… merged, 64 callers of one key", "µs", busyCrowd, bar{0.15, ratio})
 	beside("bytes a key, after one decision", "B", keyFirst, bar{112, value})
 	beside("bytes a key, after 1,000 in a busy period", "B", keyBusy, bar{112, value})

@@ -15,6 +15,7 @@ import (
 const (
 	busyAllowed       quantity = "server time a decision, allowed, µs"
 	busyRefused       quantity = "server time a decision, refused, µs"
+	busyBeside        quantity = "server time a decision, allowed in turns with those refused, µs"
 	busyCrowd         quantity = "server time a decision, 64 callers of one key, µs"
 	busyAllowedUneven quantity = "server time a decision, allowed, uneven rate, µs"
 	busyRefusedUneven quantity = "server time a decision, refused, uneven rate, µs"
@@ -35,6 +36,18 @@ func serverTime(rdb client, rounds int, r results) error {
 	counted := redis.NewClient(&redis.Options{Addr: rdb.Options().Addr})
 	defer counted.Close()
 	counted.AddHook(sent)
+	busyOf := func(o opened, c call, q quantity, want bool) probe {
+		return probe{o.String(), func() (reading, error) {
+			busy, number, err := sent.busy(rdb, serverCalls, func() error {
+				return repeat(context.Background(), c, serverCalls, want)
+			})
+			values := reading{q: busy}
+			if q == busyAllowed {
+				values[commands] = number
+			}
+			return values, err
+		}}
+	}
 	for _, row := range []struct {
 		q     quantity
 		limit limit
@@ -58,16 +71,14 @@ func serverTime(rdb client, rounds int, r results) error {
 					return fmt.Errorf("%v: %w", o, err)
 				}
 			}
-			probes = append(probes, probe{o.String(), func() (reading, error) {
-				busy, number, err := sent.busy(rdb, serverCalls, func() error {
-					return repeat(context.Background(), c, serverCalls, row.want)
-				})
-				values := reading{row.q: busy}
-				if row.q == busyAllowed {
-					values[commands] = number
+			probes = append(probes, busyOf(o, c, row.q, row.want))
+			if row.q == busyRefused && o.String() == redisRateName {
+				granting, err := o.open(counted, allowed)
+				if err != nil {
+					return err
 				}
-				return values, err
-			}})
+				probes = append(probes, busyOf(o, granting(user(manyKeys)), busyBeside, true)) // of a key of its own
+			}
 		}
 		// The median over the turns leaves out those in which the server was interrupted.
 		if err := r.measure(rounds, serverTurns, probes); err != nil {

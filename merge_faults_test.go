@@ -43,6 +43,7 @@ func TestNobodyWaitsForACallThatTakesTooLong(t *testing.T) {
 	for name, ctx := range map[string]context.Context{"for ever": context.Background(), "as long as he likes": t.Context()} {
 		t.Run(name, func(t *testing.T) {
 			j := newJam(t, algos.TokenBucket{Rate: 1, Per: time.Hour, Burst: 1000})
+			j.began(time.Now())
 			waits := make(chan error, 1)
 			go func() {
 				_, err := j.Allow(ctx)

@@ -43,12 +43,18 @@ func newJam(t *testing.T, algorithm algos.Algorithm, opts ...Option) *jam {
 		j.first <- err
 	}()
 	j.proxy.Holding()
+	j.began(time.Now().Add(time.Hour)) // nobody loses patience, however long it takes them all to come
+	return j
+}
+
+// began has the call that is under way have begun then.
+func (j *jam) began(then time.Time) {
 	j.store.lines.mu.Lock()
 	defer j.store.lines.mu.Unlock()
-	call := j.store.lines.calls[line{l.plan, l.key}]
-	call.since = call.since.Add(time.Hour) // nobody loses patience, however long it takes them all to come
-	j.store.lines.calls[line{l.plan, l.key}] = call
-	return j
+	at := line{j.plan, j.key}
+	call := j.store.lines.calls[at]
+	call.since = then
+	j.store.lines.calls[at] = call
 }
 
 // inLine waits until so many wait for the call that is under way.

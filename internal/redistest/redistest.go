@@ -178,7 +178,9 @@ func (s *Server) run() error {
 	var err error
 	for range 500 {
 		if err = s.listens(); err == nil {
-			if err = rdb.Ping(context.Background()).Err(); err == nil || redis.HasErrorPrefix(err, "NOAUTH") {
+			var info string // by which it is this one, and not another that took the port first
+			info, err = rdb.Info(context.Background(), "server").Result()
+			if err == nil && strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", cmd.Process.Pid)) || redis.HasErrorPrefix(err, "NOAUTH") {
 				return nil
 			}
 		}

@@ -7,9 +7,10 @@
 --         11-16  per  } at the last save, per in µs
 --         17-22  µs from the start to the last save
 --         23-28  permits taken since the start
---   then "@N+S," where it is not its start (the clock went back, or the pace changed), the name of the busy period, and
---                what the start was rounded up by, in 2^-40 µs
---   then "F-T,"  for each hole, in order: permits F+1 to T were given up
+--   then, if there are holes or the start has moved (the clock went back, or the pace changed):
+--   "@N+S,C<L,"  the name of the busy period, what the start was rounded up by, in 2^-40 µs, how many holes there are, and
+--                how many permits none of them is longer than: nobody looks through them for more
+--   "F-T,"       for each hole, in order: permits F+1 to T were given up
 --
 -- span and permits: see pace.go. What a whole number is divided by is first taken off it, since calling floor takes longer.
 
@@ -36,6 +37,7 @@ end
 --@load  in: now.  ARGV[2]: rate, [3]: per (µs).  out: changed
 local rate, per = ARGV[2] + 0, ARGV[3] + 0
 local elapsed, taken, name, holes = 0, 0, now, '' -- elapsed: from the start of the busy period to now
+local count, longest = 0, 0 -- of the holes; none is longer, in permits that have not begun
 local debt, part, begun, spare = 0, 0, 0, 0
 local started -- the start that is stored, if it is by this rate and per: the bytes up to the 16th are the same then
 local state = call('GET', KEYS[1])
@@ -55,9 +57,10 @@ if state then
   end
   name = start
   if length > 28 then
-    local _, last, moved, rounded = string.find(state, '^@(%-?%d+)%+(%d+),', 29)
-    if moved then name, spare = moved + 0, rounded + 0 end
-    holes = string.sub(state, (last or 28) + 1)
+    local _, last, born, rounded, number, none = string.find(state, '^@(%-?%d+)%+(%d+),(%d+)<(%d+),', 29)
+    if not last then return redis.error_reply(foreign) end
+    name, spare, count, longest = born + 0, rounded + 0, number + 0, none + 0
+    holes = string.sub(state, last + 1)
   end
   if now < at then
     -- The server's clock went back: so does the line, with all that is owed. A client's clock is merely behind.
@@ -73,10 +76,11 @@ if state then
   if not repaced then started = start end
   local long = taken >= 0x800000000000 or elapsed >= 0x800000000000 -- foldAbove
   if debt < -1 or debt == -1 and part == 0 or (repaced or long) and debt < 0 then
-    elapsed, taken, name, holes, debt, part, spare = 0, 0, now, '', 0, 0, 0
+    elapsed, taken, name, holes, count, debt, part, spare = 0, 0, now, '', 0, 0, 0, 0
   else
     if repaced then -- convert
       changed = true -- even if nothing is granted: what drains from now on drains at the new pace
+      longest = taken -- by a microsecond of rounding, a permit that had begun may not have
       local owed = permits(debt, part, rate0, per0)
       local us, p = span(owed, rate0, per0)
       local rest = (debt - us) + (part - p) / rate0 - spare / 0x10000000000
@@ -90,7 +94,7 @@ if state then
       local most = permits(0x8000000000000, 0, rate, per) -- maxDebt
       if owed > most then owed, rest = most, 0 end
       local anew = taken > permits(0x10000000000000, 0, rate, per) -- 2 * maxDebt
-      if anew then taken, holes = owed + 1, '' end
+      if anew then taken, holes, count = owed + 1, '', 0 end
       us, p = span(owed, rate, per)
       local line, line_part = span(taken, rate, per)
       elapsed = line - us - math.ceil(rest * (1 + 2 ^ -50))
@@ -104,7 +108,7 @@ if state then
       local periods = floor(elapsed / per)
       elapsed = elapsed - periods * per
       taken = taken - periods * rate
-      name, holes = now - elapsed, ''
+      name, holes, count = now - elapsed, '', 0
     end
     if holes ~= '' then -- trim
       if elapsed > 0 then begun = permits(elapsed - 1, 0, rate, per) + 1 end
@@ -112,7 +116,7 @@ if state then
       local keep = 1
       local _, last, to = string.find(holes, '%d+%-(%d+),')
       while last and to + 0 <= gone do
-        keep = last + 1
+        keep, count = last + 1, count - 1
         _, last, to = string.find(holes, '%d+%-(%d+),', keep)
       end
       if keep > 1 then holes = string.sub(holes, keep) end -- a long string takes long to make
@@ -125,7 +129,7 @@ local fit, fit_end, fit_to -- the hole that it is: where its text begins and end
 --@earliest  in: cost.  out: from, us and p (how far the place reaches beyond now)
 from = taken
 fit = nil
-if holes ~= '' then
+if cost <= longest and holes ~= '' then
   local first, last, a, b = string.find(holes, '(%d+)%-(%d+),')
   while first do
     a, b = a + 0, b + 0
@@ -136,6 +140,7 @@ if holes ~= '' then
     end
     first, last, a, b = string.find(holes, '(%d+)%-(%d+),', last + 1)
   end
+  if not fit then longest = cost - 1 end
 end
 us, p = (from + cost) * per, 0
 if rate > 1 then us, p = span(from + cost, rate, per) end
@@ -144,9 +149,14 @@ us = us - elapsed
 --@take  in: cost, and what earliest found.  out: period, number
 period, number = name, from + cost
 if fit then
-  local left_over = ''
-  if number < fit_to then left_over = string.format('%.0f-%.0f,', number, fit_to) end
-  holes = string.sub(holes, 1, fit - 1) .. left_over .. string.sub(holes, fit_end + 1)
+  local rest = string.sub(holes, fit_end + 1) -- to make a long string takes long, so none is made that is not needed
+  if number < fit_to then
+    rest = string.format('%.0f-%.0f,', number, fit_to) .. rest
+  else
+    count = count - 1
+  end
+  if fit > 1 then rest = string.sub(holes, 1, fit - 1) .. rest end
+  holes = rest
 else
   taken, debt, part = number, us, p
 end
@@ -162,13 +172,13 @@ if period == name and from >= 0 and to <= taken and to > gone then
     while holes ~= '' do
       local first, _, a, b = string.find(holes, '(%d+)%-(%d+),$', math.max(#holes - 40, 1)) -- the last is no longer
       if b + 0 ~= taken then break end
-      taken = a + 0
+      taken, count = a + 0, count - 1
       holes = string.sub(holes, 1, first - 1)
     end
     debt, part = span(taken, rate, per)
     debt = debt - elapsed
     if taken == 0 or debt < -1 or debt == -1 and part == 0 then
-      elapsed, taken, name, holes, debt, part, spare = 0, 0, now, '', 0, 0, 0
+      elapsed, taken, name, holes, count, debt, part, spare = 0, 0, now, '', 0, 0, 0, 0
     end
     wait = to - math.max(from, gone)
   else -- the middle
@@ -181,6 +191,7 @@ if period == name and from >= 0 and to <= taken and to > gone then
     end
     local keep = cut -- the new hole replaces the text from cut to keep - 1
     local a, b = from, to
+    local joined = 0 -- holes that become one with it
     local twice = false -- given back before
     local first, last, x, y = string.find(holes, '(%d+)%-(%d+),', cut)
     while first and x + 0 <= to do
@@ -191,17 +202,14 @@ if period == name and from >= 0 and to <= taken and to > gone then
         if x < to and y > from then twice = true end
         if x < a then a = x end
         if y > b then b = y end
+        joined = joined + 1
       end
       keep = last + 1
       first, last, x, y = string.find(holes, '(%d+)%-(%d+),', keep)
     end
-    -- maxHoles: the permits drain as if used. The first hole is the shortest text, so that short ones need not be counted.
-    local _, shortest = string.find(holes, '^[^,]*,')
-    if cut == keep and #holes >= 1000 * (shortest or 1) then
-      local _, count = string.gsub(holes, ',', '')
-      twice = twice or count >= 1000
-    end
-    if not twice then
+    if not twice and (joined > 0 or count < 1000) then -- maxHoles: beyond it the permits drain as if used
+      count = count + 1 - joined
+      if b - a > longest then longest = b - a end
       holes = string.sub(holes, 1, cut - 1) .. string.format('%.0f-%.0f,', a, b) .. string.sub(holes, keep)
       wait = to - math.min(math.max(from, begun), to)
     end
@@ -217,7 +225,9 @@ else
   -- The TTL is rounded up, and one more: Redis counts it from the millisecond in which the call began.
   local ttl = floor((debt + (part > 0 and 1000 or 999)) / 1000) + 1
   local start, head = now - elapsed
-  if name ~= start or spare > 0 then moved = string.format('@%.0f+%.0f,', name, spare) end
+  if name ~= start or spare > 0 or holes ~= '' then
+    moved = string.format('@%.0f+%.0f,%.0f<%.0f,', name, spare, count, longest)
+  end
   if start == started then
     head = string.sub(state, 1, 16)
   else

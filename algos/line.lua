@@ -123,6 +123,7 @@ if state then
     end
   end
 end
+local tried, tried_for = 1, 0 -- no hole before there has room for so many permits
 local from, us, p -- the place that earliest found
 local fit, fit_end, fit_to -- the hole that it is: where its text begins and ends, and its last place
 
@@ -130,7 +131,8 @@ local fit, fit_end, fit_to -- the hole that it is: where its text begins and end
 from = taken
 fit = nil
 if cost <= longest and holes ~= '' then
-  local first, last, a, b = string.find(holes, '(%d+)%-(%d+),')
+  if cost < tried_for then tried = 1 end
+  local first, last, a, b = string.find(holes, '(%d+)%-(%d+),', tried)
   while first do
     a, b = a + 0, b + 0
     if a < begun then a = begun end
@@ -141,6 +143,7 @@ if cost <= longest and holes ~= '' then
     first, last, a, b = string.find(holes, '(%d+)%-(%d+),', last + 1)
   end
   if not fit then longest = cost - 1 end
+  tried, tried_for = fit or #holes + 1, cost
 end
 us, p = (from + cost) * per, 0
 if rate > 1 then us, p = span(from + cost, rate, per) end
@@ -182,6 +185,7 @@ if period == name and from >= 0 and to <= taken and to > gone then
     end
     wait = to - math.max(from, gone)
   else -- the middle
+    tried = 1
     -- Bisect for a hole's beginning before which all end before from: to read them all takes longer than all the rest.
     local cut, high = 1, #holes
     while high - cut > 100 do -- so that more than one begins after the middle

@@ -85,6 +85,7 @@ else
     holes = call('ZRANGEBYSCORE', key, int(now - 0x20000000000000), '(0')
   end
 end
+local tried, tried_for = 1, 0 -- no hole before this one has so many permits
 local fit -- the hole that earliest found
 
 local function queue_end(cost)
@@ -95,11 +96,12 @@ end
 
 local function earliest(cost)
   fit = nil
-  for i = 1, #holes do
-    if string.sub(holes[i], 40) + 0 >= cost then -- its permits
-      fit = i
-      return hole(i) - now
-    end
+  if cost < tried_for then tried = 1 end
+  tried_for = cost
+  while holes[tried] and string.sub(holes[tried], 40) + 0 < cost do tried = tried + 1 end -- its permits
+  if holes[tried] then
+    fit = tried
+    return hole(fit) - now
   end
   local slot = queue_end(cost)
   local need = live + cost - limit -- permits that must have expired
@@ -193,13 +195,15 @@ elseif last and period >= now and number >= cost and #holes < 1000 then -- maxHo
   local rank = bisect((number - base) % wrap, low, high)
   local text = low <= high and call('ZRANGE', key, rank, rank)[1] or ''
   local t, c = match(text, '^0*(%d+):(%-?%d+)')
-  local i = 1
-  local slot, total_of = hole(i)
-  while slot and (slot < period or slot == period and total_of < number) do
-    i = i + 1
-    slot, total_of = hole(i)
+  local i, after = 1, #holes + 1
+  while i < after do
+    local middle = floor((i + after) / 2)
+    local slot, total_of = hole(middle)
+    if slot < period or slot == period and total_of < number then i = middle + 1 else after = middle end
   end
+  local slot, total_of = hole(i)
   if t and t + 0 == number and c + 0 == cost and not (slot == period and total_of == number) then -- nor given back before
+    tried = 1
     call('ZREM', key, text)
     table.insert(holes, i, hole_text(period, number, cost))
     call('ZADD', key, int(period), entry(number, cost), int(period - 0x20000000000000), holes[i])

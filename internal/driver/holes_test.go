@@ -44,57 +44,111 @@ func checkHoles(t interface{ Fatalf(string, ...any) }, r algos.Rule, state strin
 	}
 }
 
-// To look through a thousand holes takes a third of a millisecond. A batch does so once, and the next call does not.
-func TestHolesThatAreTooShortAreLookedThroughOnce(t *testing.T) {
+// To look at a thousand holes takes a third of a millisecond. A batch of equal requests looks at each once.
+func TestABatchLooksAtAHoleOnce(t *testing.T) {
 	rdb := redistest.Start(t).Client()
-	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 2})
-	s := server{rdb: rdb, key: "short"}
-	two, three := driver.Request{Cost: 2, Bound: r.Horizon(2)}, driver.Request{Cost: 3, Bound: r.Horizon(3)}
-	var all, back []driver.Request
-	for range 1000 {
-		all = append(all, three, two)
-	}
-	for i, reply := range s.run(t, r, epoch, all...) {
-		if i%2 == 1 {
-			back = append(back, driver.Request{Cost: -2, Receipt: reply.Receipt})
-		}
-	}
-	s.run(t, r, epoch, back[:999]...)
-	// Where neighbours have left there is a longer one, and then it is taken.
-	between := back[499].Receipt
-	between.Number += 3
-	s.run(t, r, epoch, driver.Request{Cost: -3, Receipt: between})
-	if reply := s.run(t, r, epoch, driver.Request{Cost: 7, Bound: r.Horizon(7)})[0]; reply.Receipt.Number != between.Number+2 {
-		t.Fatalf("seven permits were given number %d, though those up to %d are free", reply.Receipt.Number, between.Number+2)
-	}
+	for _, test := range []struct {
+		algorithm algos.Algorithm
+		looks     string // what its Lua calls to look at a hole
+		remembers bool   // the state says what no hole is long enough for
+	}{
+		{algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 5}, "string.find(", true},
+		{algos.LeakyBucket{Rate: 1, Per: time.Second, Capacity: 10_000}, "string.find(", true},
+		{algos.SlidingLog{Limit: 5, Window: time.Second}, "string.sub(", false},
+	} {
+		r := rule(t, test.algorithm)
+		t.Run(r.Name(), func(t *testing.T) {
+			s := server{rdb: rdb, key: r.Name()}
+			asking := func(n int, costs ...int64) (requests []driver.Request) {
+				for range n {
+					for _, cost := range costs {
+						requests = append(requests, driver.Request{Cost: cost, Bound: r.Horizon(cost)})
+					}
+				}
+				return requests
+			}
+			all := append(asking(900, 2, 1), asking(50, 3, 1)...)
+			var back []driver.Request
+			for i, reply := range s.run(t, r, epoch, all...) {
+				if reply.Wait < 0 {
+					t.Fatalf("number %d: %+v", i, reply)
+				}
+				if i%2 == 0 {
+					back = append(back, driver.Request{Cost: -all[i].Cost, Receipt: reply.Receipt})
+				}
+			}
+			for i, reply := range s.run(t, r, epoch, back[5:]...) { // the first may have begun
+				if reply.Wait != -back[5+i].Cost {
+					t.Fatalf("number %d: %+v", i, reply)
+				}
+			}
 
-	script, err := driver.NewScript(r)
-	if err != nil {
-		t.Fatal(err)
+			script, err := driver.NewScript(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			counting := "local looks = 0\nlocal function look(...)\n  looks = looks + 1\n  return " + test.looks + "...)\nend\n"
+			counted := redis.NewScript(counting + strings.NewReplacer(test.looks, "look(", "return replies", "return looks").Replace(script.Source))
+			looks := func(requests ...driver.Request) int {
+				t.Helper()
+				args := []any{epoch}
+				params, _ := r.Params(epoch)
+				for _, n := range params {
+					args = append(args, n)
+				}
+				n, err := counted.Run(t.Context(), rdb, []string{s.key}, driver.AppendArgs(args, requests)...).Int()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			if n := looks(asking(40, 3)...); n < 895 || n > 1100 {
+				t.Errorf("it looked %d times for 40 that holes behind 895 fit", n)
+			}
+			if n := looks(asking(256, 4)...); n < 256 || n > 1500 {
+				t.Errorf("it looked %d times for 256 that none fits", n)
+			}
+			if n := looks(asking(1, 4)...); test.remembers && n > 10 {
+				t.Errorf("it looked %d times for another", n)
+			}
+			if n := looks(asking(1, 2)...); n > 10 {
+				t.Errorf("it looked %d times for one that the first fits", n)
+			}
+		})
 	}
-	const counting = "local finds = 0\nlocal function find(...)\n  finds = finds + 1\n  return string.find(...)\nend\n"
-	counted := redis.NewScript(counting + strings.NewReplacer("string.find(", "find(", "return replies", "return finds").Replace(script.Source))
-	finds := func(requests ...driver.Request) int {
-		t.Helper()
-		args := []any{epoch, 1, second, 2}
-		n, err := counted.Run(t.Context(), rdb, []string{s.key}, driver.AppendArgs(args, requests)...).Int()
-		if err != nil {
-			t.Fatal(err)
+}
+
+// What was too short for a request is not, once its neighbour in the same call has been given back.
+func TestWhatIsGivenBackIsThereForTheNextOfTheSameCall(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	for _, a := range []algos.Algorithm{
+		algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 5},
+		algos.LeakyBucket{Rate: 1, Per: time.Second, Capacity: 100},
+		algos.SlidingLog{Limit: 5, Window: time.Second},
+	} {
+		r := rule(t, a)
+		s, p := server{rdb: rdb, key: r.Name()}, process{r.NewState()}
+		both := func(requests ...driver.Request) []driver.Reply {
+			t.Helper()
+			inGo, inLua := p.run(r, epoch, requests...), s.run(t, r, epoch, requests...)
+			if !slices.Equal(inGo, inLua) {
+				t.Fatalf("%s: %+v: Go %v, Lua %v", r.Name(), requests, inGo, inLua)
+			}
+			return inLua
 		}
-		return n
-	}
-	batch := make([]driver.Request, 256)
-	for i := range batch {
-		batch[i] = three
-	}
-	if n := finds(batch...); n < 997 || n > 2000 {
-		t.Errorf("it looked %d times for 256 requests that none of the holes fits", n)
-	}
-	if n := finds(three); n > 10 {
-		t.Errorf("it looked %d times for another", n)
-	}
-	if n := finds(two); n > 10 {
-		t.Errorf("it looked %d times for one that the first fits", n)
+		of := func(cost int64) driver.Request { return driver.Request{Cost: cost, Bound: r.Horizon(cost)} }
+		back := func(cost int64, reply driver.Reply) driver.Request {
+			return driver.Request{Cost: -cost, Receipt: reply.Receipt}
+		}
+		taken := both(of(5), of(4), of(5), of(3), of(5))
+		both(back(3, taken[3]))
+		both(of(1)) // leaves two
+		replies := both(of(3), back(4, taken[1]), of(3), of(2), of(1))
+		for i, want := range map[int]int64{2: taken[1].Receipt.Number - 1, 3: taken[3].Receipt.Number, 4: taken[1].Receipt.Number} {
+			if got := replies[i].Receipt.Number; got != want {
+				t.Errorf("%s: the request after %d others was given number %d instead of %d", r.Name(), i, got, want)
+			}
+		}
 	}
 }
 

@@ -99,9 +99,7 @@ func TestAPanicHoldsUpNobodyElse(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if n := Redis(rdb).(*redisStore).outbox.underWay; n != 0 {
-		t.Errorf("%d calls are under way", n)
-	}
+	nothingUnderWay(t, &l.store.(*redisStore).outbox)
 }
 
 // before has a function called ahead of each command.

@@ -112,10 +112,20 @@ func TestCallsForManyKeysShareAPipeline(t *testing.T) {
 	if n := th.charged(t); n != inThrong {
 		t.Errorf("%d are charged", n)
 	}
-	for n := 1; n != 0; {
-		th.store.outbox.mu.Lock()
-		n = th.store.outbox.underWay
-		th.store.outbox.mu.Unlock()
+	nothingUnderWay(t, &th.store.outbox)
+}
+
+// nothingUnderWay waits for the end of what is under way: the callers of a pipeline are answered before.
+func nothingUnderWay(t *testing.T, o *outbox) {
+	t.Helper()
+	n := 1
+	for deadline := time.Now().Add(20 * time.Second); n != 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		o.mu.Lock()
+		n = o.underWay
+		o.mu.Unlock()
+	}
+	if n != 0 {
+		t.Errorf("%d calls stay under way", n)
 	}
 }
 
@@ -291,11 +301,7 @@ func TestCallsThatHangHoldUpNobodyForLong(t *testing.T) {
 			}
 			close(release)
 			hang.Wait()
-			s.outbox.mu.Lock()
-			defer s.outbox.mu.Unlock()
-			if s.outbox.underWay != 0 {
-				t.Errorf("%d are under way", s.outbox.underWay)
-			}
+			nothingUnderWay(t, &s.outbox)
 		})
 	}
 }

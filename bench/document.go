@@ -33,6 +33,14 @@ const fewestRounds = 10
 // Number is how many rounds there were.
 func (r report) Number() string { return count(r.Rounds, "round") }
 
+// Limits are those of one key and of many.
+func (report) Limits() string {
+	text := func(l limit) string {
+		return fmt.Sprintf("%s in %v with a burst of %s", grouped(int64(l.rate)), l.per, grouped(int64(l.burst)))
+	}
+	return fmt.Sprintf("of one key %s, of many keys %s", text(allowed), text(lasting))
+}
+
 // Few is whether there were fewer.
 func (r report) Few() bool { return r.Rounds < fewestRounds }
 

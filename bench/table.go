@@ -54,11 +54,11 @@ func (r row) judge() (limit, verdict string) {
 		limit = "≤ " + amount(r.bar.most, r.unit)
 	case r.bar.kind == atLeast:
 		ok = got >= r.bar.most
-		limit = fmt.Sprintf("≥ %v", r.bar.most)
+		limit = fmt.Sprintf("≥ %v ×", r.bar.most)
 	case r.bar.most == 0:
 		return "", ""
 	default:
-		limit = fmt.Sprintf("≤ %.2f", r.bar.most)
+		limit = fmt.Sprintf("≤ %.2f ×", r.bar.most)
 	}
 	if ok {
 		return limit, met

@@ -23,10 +23,10 @@ func TestBarsAreJudged(t *testing.T) {
 		row            row
 		limit, verdict string
 	}{
-		{row{peer: slow, ours: fast, bar: bar{0.5, ratio}}, "≤ 0.50", met},
-		{row{peer: slow, ours: fast, bar: bar{0.49, ratio}}, "≤ 0.49", "NOT MET"},
-		{row{peer: fast, ours: slow, bar: bar{2, atLeast}}, "≥ 2", met},
-		{row{peer: fast, ours: slow, bar: bar{2.1, atLeast}}, "≥ 2.1", "NOT MET"},
+		{row{peer: slow, ours: fast, bar: bar{0.5, ratio}}, "≤ 0.50 ×", met},
+		{row{peer: slow, ours: fast, bar: bar{0.49, ratio}}, "≤ 0.49 ×", "NOT MET"},
+		{row{peer: fast, ours: slow, bar: bar{2, atLeast}}, "≥ 2 ×", met},
+		{row{peer: fast, ours: slow, bar: bar{2.1, atLeast}}, "≥ 2.1 ×", "NOT MET"},
 		{row{peer: slow, ours: fast, unit: "B", bar: bar{11, value}}, "≤ 11 B", met},
 		{row{peer: slow, ours: fast, unit: "B", bar: bar{10, value}}, "≤ 10 B", "NOT MET"},
 		{row{peer: series{0}, ours: series{0}, bar: bar{0, value}}, "≤ 0", met},

@@ -9,8 +9,10 @@
 --         23-28  permits taken since the start
 --   then, if there are holes or the start has moved (the clock went back, or the pace changed):
 --   "@N+S,C<L,"  the name of the busy period, what the start was rounded up by, in 2^-40 µs, how many holes there are, and
---                how many permits none of them is longer than: nobody looks through them for more
+--                how many permits that have not begun none of them has more of: nobody looks through them for as many
 --   "F-T,"       for each hole, in order: permits F+1 to T were given up
+--
+-- The text of the holes is worked on in pieces: to make a long string takes long, and so does to look through it.
 --
 -- span and permits: see pace.go. What a whole number is divided by is first taken off it, since calling floor takes longer.
 
@@ -36,8 +38,9 @@ end
 
 --@load  in: now.  ARGV[2]: rate, [3]: per (µs).  out: changed
 local rate, per = ARGV[2] + 0, ARGV[3] + 0
-local elapsed, taken, name, holes = 0, 0, now, '' -- elapsed: from the start of the busy period to now
-local count, longest = 0, 0 -- of the holes; none is longer, in permits that have not begun
+local elapsed, taken, name = 0, 0, now -- elapsed: from the start of the busy period to now
+local count, longest = 0, 0 -- of the holes; none is longer
+local holes, lengths -- if there are some: the pieces of their text, and for each what none of its holes is longer than
 local debt, part, begun, spare = 0, 0, 0, 0
 local started -- the start that is stored, if it is by this rate and per: the bytes up to the 16th are the same then
 local state = call('GET', KEYS[1])
@@ -56,11 +59,11 @@ if state then
     return redis.error_reply(foreign)
   end
   name = start
+  local text = length + 1 -- of the holes: where it begins
   if length > 28 then
     local _, last, born, rounded, number, none = string.find(state, '^@(%-?%d+)%+(%d+),(%d+)<(%d+),', 29)
     if not last then return redis.error_reply(foreign) end
-    name, spare, count, longest = born + 0, rounded + 0, number + 0, none + 0
-    holes = string.sub(state, last + 1)
+    name, spare, count, longest, text = born + 0, rounded + 0, number + 0, none + 0, last + 1
   end
   if now < at then
     -- The server's clock went back: so does the line, with all that is owed. A client's clock is merely behind.
@@ -76,7 +79,7 @@ if state then
   if not repaced then started = start end
   local long = taken >= 0x800000000000 or elapsed >= 0x800000000000 -- foldAbove
   if debt < -1 or debt == -1 and part == 0 or (repaced or long) and debt < 0 then
-    elapsed, taken, name, holes, count, debt, part, spare = 0, 0, now, '', 0, 0, 0, 0
+    elapsed, taken, name, count, debt, part, spare = 0, 0, now, 0, 0, 0, 0
   else
     if repaced then -- convert
       changed = true -- even if nothing is granted: what drains from now on drains at the new pace
@@ -94,7 +97,7 @@ if state then
       local most = permits(0x8000000000000, 0, rate, per) -- maxDebt
       if owed > most then owed, rest = most, 0 end
       local anew = taken > permits(0x10000000000000, 0, rate, per) -- 2 * maxDebt
-      if anew then taken, holes, count = owed + 1, '', 0 end
+      if anew then taken, count = owed + 1, 0 end
       us, p = span(owed, rate, per)
       local line, line_part = span(taken, rate, per)
       elapsed = line - us - math.ceil(rest * (1 + 2 ^ -50))
@@ -108,42 +111,58 @@ if state then
       local periods = floor(elapsed / per)
       elapsed = elapsed - periods * per
       taken = taken - periods * rate
-      name, holes, count = now - elapsed, '', 0
+      name, count = now - elapsed, 0
     end
-    if holes ~= '' then -- trim
+    if count > 0 then -- trim
+      holes, lengths = {}, {}
+      while text <= length do
+        local last = text + 250
+        last = last < length and string.find(state, ',', last, true) or length
+        holes[#holes + 1], lengths[#lengths + 1] = string.sub(state, text, last), longest
+        text = last + 1
+      end
       if elapsed > 0 then begun = permits(elapsed - 1, 0, rate, per) + 1 end
       local gone = math.min(permits(elapsed, 0, rate, per), begun)
-      local keep = 1
-      local _, last, to = string.find(holes, '%d+%-(%d+),')
-      while last and to + 0 <= gone do
-        keep, count = last + 1, count - 1
-        _, last, to = string.find(holes, '%d+%-(%d+),', keep)
+      while count > 0 do
+        local _, last, to = string.find(holes[1], '%d+%-(%d+),')
+        if to + 0 > gone then break end
+        count = count - 1
+        if last == #holes[1] then
+          table.remove(holes, 1)
+          table.remove(lengths, 1)
+        else
+          holes[1] = string.sub(holes[1], last + 1)
+        end
       end
-      if keep > 1 then holes = string.sub(holes, keep) end -- a long string takes long to make
     end
   end
 end
-local tried, tried_for = 1, 0 -- no hole before there has room for so many permits
 local from, us, p -- the place that earliest found
-local fit, fit_end, fit_to -- the hole that it is: where its text begins and ends, and its last place
+local fit, fit_first, fit_last, fit_to -- the hole that it is: its piece, where its text begins and ends, and its last place
 
 --@earliest  in: cost.  out: from, us and p (how far the place reaches beyond now)
 from = taken
 fit = nil
-if cost <= longest and holes ~= '' then
-  if cost < tried_for then tried = 1 end
-  local first, last, a, b = string.find(holes, '(%d+)%-(%d+),', tried)
-  while first do
-    a, b = a + 0, b + 0
-    if a < begun then a = begun end
-    if b - a >= cost then
-      from, fit, fit_end, fit_to = a, first, last, b
-      break
+if count > 0 and cost <= longest then
+  for piece = 1, #holes do
+    if cost <= lengths[piece] then
+      local seen = 0
+      local first, last, a, b = string.find(holes[piece], '(%d+)%-(%d+),')
+      while first do
+        a, b = a + 0, b + 0
+        if a < begun then a = begun end
+        if b - a >= cost then
+          from, fit, fit_first, fit_last, fit_to = a, piece, first, last, b
+          break
+        end
+        if b - a > seen then seen = b - a end
+        first, last, a, b = string.find(holes[piece], '(%d+)%-(%d+),', last + 1)
+      end
+      if fit then break end
+      lengths[piece] = seen
     end
-    first, last, a, b = string.find(holes, '(%d+)%-(%d+),', last + 1)
   end
   if not fit then longest = cost - 1 end
-  tried, tried_for = fit or #holes + 1, cost
 end
 us, p = (from + cost) * per, 0
 if rate > 1 then us, p = span(from + cost, rate, per) end
@@ -152,14 +171,15 @@ us = us - elapsed
 --@take  in: cost, and what earliest found.  out: period, number
 period, number = name, from + cost
 if fit then
-  local rest = string.sub(holes, fit_end + 1) -- to make a long string takes long, so none is made that is not needed
-  if number < fit_to then
-    rest = string.format('%.0f-%.0f,', number, fit_to) .. rest
+  local text, rest = holes[fit], ''
+  if number < fit_to then rest = string.format('%.0f-%.0f,', number, fit_to) else count = count - 1 end
+  text = string.sub(text, 1, fit_first - 1) .. rest .. string.sub(text, fit_last + 1)
+  if text == '' then
+    table.remove(holes, fit)
+    table.remove(lengths, fit)
   else
-    count = count - 1
+    holes[fit] = text
   end
-  if fit > 1 then rest = string.sub(holes, 1, fit - 1) .. rest end
-  holes = rest
 else
   taken, debt, part = number, us, p
 end
@@ -172,32 +192,42 @@ local gone = math.min(permits(elapsed, 0, rate, per), begun)
 if period == name and from >= 0 and to <= taken and to > gone then
   if to == taken then -- the tail
     taken = from
-    while holes ~= '' do
-      local first, _, a, b = string.find(holes, '(%d+)%-(%d+),$', math.max(#holes - 40, 1)) -- the last is no longer
+    while count > 0 do
+      local text = holes[#holes]
+      local first, _, a, b = string.find(text, '(%d+)%-(%d+),$', math.max(#text - 40, 1)) -- the last is no longer
       if b + 0 ~= taken then break end
       taken, count = a + 0, count - 1
-      holes = string.sub(holes, 1, first - 1)
+      if first == 1 then
+        table.remove(holes)
+        table.remove(lengths)
+      else
+        holes[#holes] = string.sub(text, 1, first - 1)
+      end
     end
     debt, part = span(taken, rate, per)
     debt = debt - elapsed
     if taken == 0 or debt < -1 or debt == -1 and part == 0 then
-      elapsed, taken, name, holes, count, debt, part, spare = 0, 0, now, '', 0, 0, 0, 0
+      elapsed, taken, name, count, debt, part, spare = 0, 0, now, 0, 0, 0, 0
     end
     wait = to - math.max(from, gone)
   else -- the middle
-    tried = 1
-    -- Bisect for a hole's beginning before which all end before from: to read them all takes longer than all the rest.
-    local cut, high = 1, #holes
-    while high - cut > 100 do -- so that more than one begins after the middle
-      local middle = floor((cut + high) / 2)
-      local _, last, y = string.find(holes, '%-(%d+),', middle)
-      if y + 0 < from then cut = last + 1 else high = middle end
+    if count == 0 then holes, lengths = { '' }, { 0 } end
+    -- Bisect for the first piece that does not end before from, and have it hold all that may become one hole with it.
+    local piece, high = 1, #holes
+    while piece < high do
+      local middle = floor((piece + high) / 2)
+      if string.match(holes[middle], '%-(%d+),$', -20) + 0 < from then piece = middle + 1 else high = middle end
     end
-    local keep = cut -- the new hole replaces the text from cut to keep - 1
+    while holes[piece + 1] and string.match(holes[piece + 1], '^%d+') + 0 <= to do
+      holes[piece] = holes[piece] .. table.remove(holes, piece + 1)
+      lengths[piece] = math.max(lengths[piece], table.remove(lengths, piece + 1))
+    end
+    local text = holes[piece]
+    local cut, keep = 1, 1 -- the new hole replaces the text from cut to keep - 1
     local a, b = from, to
     local joined = 0 -- holes that become one with it
     local twice = false -- given back before
-    local first, last, x, y = string.find(holes, '(%d+)%-(%d+),', cut)
+    local first, last, x, y = string.find(text, '(%d+)%-(%d+),')
     while first and x + 0 <= to do
       x, y = x + 0, y + 0
       if y < from then
@@ -209,12 +239,19 @@ if period == name and from >= 0 and to <= taken and to > gone then
         joined = joined + 1
       end
       keep = last + 1
-      first, last, x, y = string.find(holes, '(%d+)%-(%d+),', keep)
+      first, last, x, y = string.find(text, '(%d+)%-(%d+),', keep)
     end
     if not twice and (joined > 0 or count < 1000) then -- maxHoles: beyond it the permits drain as if used
       count = count + 1 - joined
-      if b - a > longest then longest = b - a end
-      holes = string.sub(holes, 1, cut - 1) .. string.format('%.0f-%.0f,', a, b) .. string.sub(holes, keep)
+      longest, lengths[piece] = math.max(longest, b - a), math.max(lengths[piece], b - a)
+      text = string.sub(text, 1, cut - 1) .. string.format('%.0f-%.0f,', a, b) .. string.sub(text, keep)
+      holes[piece] = text
+      if #text > 500 then
+        local half = string.find(text, ',', 250, true)
+        holes[piece] = string.sub(text, 1, half)
+        table.insert(holes, piece + 1, string.sub(text, half + 1))
+        table.insert(lengths, piece + 1, lengths[piece])
+      end
       wait = to - math.min(math.max(from, begun), to)
     end
   end
@@ -229,8 +266,9 @@ else
   -- The TTL is rounded up, and one more: Redis counts it from the millisecond in which the call began.
   local ttl = floor((debt + (part > 0 and 1000 or 999)) / 1000) + 1
   local start, head = now - elapsed
-  if name ~= start or spare > 0 or holes ~= '' then
+  if name ~= start or spare > 0 or count > 0 then
     moved = string.format('@%.0f+%.0f,%.0f<%.0f,', name, spare, count, longest)
+    if count > 0 then moved = moved .. table.concat(holes) end
   end
   if start == started then
     head = string.sub(state, 1, 16)
@@ -250,5 +288,5 @@ else
     (elapsed - elapsed % 0x10000000000) / 0x10000000000,
     taken % 0x100, (taken % 0x10000 - taken % 0x100) / 0x100, (taken % 0x1000000 - taken % 0x10000) / 0x10000,
     (taken % 0x100000000 - taken % 0x1000000) / 0x1000000, (taken % 0x10000000000 - taken % 0x100000000) / 0x100000000,
-    (taken - taken % 0x10000000000) / 0x10000000000) .. moved .. holes, 'PX', ttl)
+    (taken - taken % 0x10000000000) / 0x10000000000) .. moved, 'PX', ttl)
 end

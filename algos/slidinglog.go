@@ -34,7 +34,7 @@ var slidingLogLua string
 type SlidingLog struct {
 	Limit       int           // permits in any Window; at least 1, at most 2^45
 	Window      time.Duration // a whole number of µs, at least 1 µs, at most 2^45 µs
-	CountDenied bool          // refused requests count too
+	CountDenied bool          // refused requests count too, up to 2^51 permits in a window
 }
 
 // Rule implements Algorithm.
@@ -80,9 +80,11 @@ func (r *slidingLog) Params(int64) (params []int64, until int64) {
 }
 
 const (
-	// totals begin anew after this many permits. It is far more than count at any one time, so the difference of two
-	// totals always tells how many permits lie between them.
+	// totals begin anew after this many permits. It is more than count at any one time, so the difference of two totals
+	// always tells how many permits lie between them.
 	wrapTotals = 1 << 52
+	// maxRefused is how many permits may count with another refusal. What is granted beside them is less.
+	maxRefused = wrapTotals / 2
 	// maxCleared is how many entries a call clears at most.
 	maxCleared = 200
 )
@@ -234,7 +236,7 @@ func (j *journal) append(cost, slot int64) Receipt {
 // Deny implements Denier. What it makes irrelevant of other refusals is cleared; what was granted stays, for callers with
 // a higher limit.
 func (j *journal) Deny(cost int64) (counted bool) {
-	if j.rule.countDenied == 0 {
+	if j.rule.countDenied == 0 || len(j.entries) > 0 && j.count(j.last().total)+cost > maxRefused {
 		return false
 	}
 	j.append(-cost, j.end(cost))

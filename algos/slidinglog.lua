@@ -30,11 +30,17 @@ local function hole(i)
   if slot then return slot + 0, total + 0, permits + 0 end
 end
 
+local sizes = {} -- the permits of the first so many holes, as they were looked at
+local function size(i) -- of a hole, if it is one, after those before it
+  if not sizes[i] and holes[i] then sizes[i] = string.sub(holes[i], 40) + 0 end
+  return sizes[i]
+end
+
 local function last_entry(cost) return format('%016.0f:%.0f:%.0f:%.0f', total, cost, last - now, offset) end
 
 local function clear()
   now = now - offset
-  offset, last, total, live, base, holes = 0, nil, 0, 0, 0, {}
+  offset, last, total, live, base, holes, sizes = 0, nil, 0, 0, 0, {}, {}
 end
 
 local function tail()
@@ -85,7 +91,7 @@ else
     holes = call('ZRANGEBYSCORE', key, int(now - 0x20000000000000), '(0')
   end
 end
-local tried, tried_for = 1, 0 -- no hole before this one has so many permits
+local tried, tried_for = 1, 0 -- no hole before this one has so many permits; for fewer they are looked at again
 local fit -- the hole that earliest found
 
 local function queue_end(cost)
@@ -98,7 +104,9 @@ local function earliest(cost)
   fit = nil
   if cost < tried_for then tried = 1 end
   tried_for = cost
-  while holes[tried] and string.sub(holes[tried], 40) + 0 < cost do tried = tried + 1 end -- its permits
+  local i, known = tried, sizes
+  while (known[i] or size(i) or cost) < cost do i = i + 1 end
+  tried = i
   if holes[tried] then
     fit = tried
     return hole(fit) - now
@@ -139,8 +147,9 @@ if fit then
   call('ZREM', key, holes[fit])
   if rest == 0 then
     table.remove(holes, fit)
+    table.remove(sizes, fit)
   else
-    holes[fit] = hole_text(slot, last_of, rest)
+    holes[fit], sizes[fit] = hole_text(slot, last_of, rest), rest
     call('ZREM', key, entry(last_of, permits))
     call('ZADD', key, int(slot), entry(number, cost), int(slot), entry(last_of, rest), int(slot - 0x20000000000000), holes[fit])
     head() -- which may have been the hole
@@ -151,7 +160,7 @@ else
 end
 
 --@deny  in: cost, bound, wait.  out: wait, changed
-if counts_denied and bound >= 0 then
+if counts_denied and bound >= 0 and live + cost <= wrap / 2 then -- maxRefused
   append(cost, -cost, queue_end(cost))
   changed = true
   if live > limit then
@@ -181,6 +190,7 @@ if last and period == last and number == total and match(member, ':(%-?%d+)') + 
   local _, t, permits = hole(#holes)
   while live > 0 and t == total do
     n, live, total = n + 1, live - permits, (total - permits) % wrap
+    sizes[#holes] = nil
     table.remove(holes)
     _, t, permits = hole(#holes)
   end
@@ -206,6 +216,7 @@ elseif last and period >= now and number >= cost and #holes < 1000 then -- maxHo
     tried = 1
     call('ZREM', key, text)
     table.insert(holes, i, hole_text(period, number, cost))
+    if i <= #sizes + 1 then table.insert(sizes, i, cost) end
     call('ZADD', key, int(period), entry(number, cost), int(period - 0x20000000000000), holes[i])
     wait = cost
   end
@@ -218,11 +229,15 @@ if last then
   reset = last - now + window
   remaining = 0
   if last <= now then remaining = math.max(limit - live, 0) end
-  for i = 1, #holes do
-    local slot, _, permits = hole(i)
-    if slot > now then break end
-    remaining = math.max(remaining, math.min(permits, limit))
+  local i, after = 1, #holes + 1 -- the first whose slot has not come
+  while i < after do
+    local middle = floor((i + after) / 2)
+    if hole(middle) <= now then i = middle + 1 else after = middle end
   end
+  for i = 1, i - 1 do
+    if (sizes[i] or size(i)) > remaining then remaining = sizes[i] end
+  end
+  if remaining > limit then remaining = limit end
 end
 
 --@save  writes: the last entry, if it does not tell of this save; clears what has expired, a part of it at a time

@@ -2,6 +2,8 @@ package driver_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -109,5 +111,97 @@ func TestFoldingNeverTakesMoreThanWasTaken(t *testing.T) {
 			t.Fatalf("Go %v, Lua %v", inGo, inLua)
 		}
 		now += inGo.Reset // the line ended a part of a microsecond ago
+	}
+}
+
+// However many cancel in the middle of a queue, what a call must look through is bounded, and what is beyond drains.
+func TestHolesAreBounded(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+	s, p := server{rdb: rdb, key: "holes"}, process{r.NewState()}
+	var receipts []driver.Request
+	for range 2200 {
+		take := driver.Request{Cost: 1, Bound: r.Horizon(1)}
+		reply := s.run(t, r, epoch, take)[0]
+		p.run(r, epoch, take)
+		receipts = append(receipts, driver.Request{Cost: -1, Receipt: reply.Receipt})
+	}
+	returned := int64(0)
+	for i := 1; i < len(receipts)-1; i += 2 {
+		inGo, inLua := p.run(r, epoch, receipts[i])[0], s.run(t, r, epoch, receipts[i])[0]
+		if inGo != inLua {
+			t.Fatalf("cancel %d: Go %v, Lua %v", i, inGo, inLua)
+		}
+		returned += inLua.Wait
+	}
+	if returned != 1000 {
+		t.Errorf("%d permits came back", returned)
+	}
+	bytes, _ := s.stored()
+	if len(bytes) > 16_000 {
+		t.Errorf("%d bytes of state", len(bytes))
+	}
+	checkHoles(t, r, bytes)
+	for i := range int64(1000) { // each of them goes to the next that asks
+		if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon(1)})[0]; reply.Wait != (2*i+1)*second {
+			t.Fatalf("open place %d: %v", i, reply)
+		}
+	}
+	if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon(1)})[0]; reply.Wait != 2200*second {
+		t.Errorf("after the last: %v", reply)
+	}
+}
+
+// Callers who leave a long queue in any order: Lua looks for their place among the holes by halves, Go from the first on.
+func TestManyLeaveALongQueue(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1_000_000})
+	for name, ahead := range map[string]int64{
+		"whose places have numbers of one length":  1_000_000,
+		"whose places have numbers of two lengths": 999_000,
+	} {
+		t.Run(name, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(3, 4))
+			s, p := server{rdb: rdb, key: name}, process{r.NewState()}
+			calls := 0
+			both := func(request driver.Request) driver.Reply {
+				t.Helper()
+				inGo, inLua := p.run(r, epoch, request)[0], s.run(t, r, epoch, request)[0]
+				if inGo != inLua {
+					t.Fatalf("%+v: Go %v, Lua %v", request, inGo, inLua)
+				}
+				if calls++; calls%20 == 0 {
+					bytes, _ := s.stored()
+					checkHoles(t, r, bytes)
+				}
+				return inLua
+			}
+			both(driver.Request{Cost: ahead})
+			var taken []driver.Request // to be given back
+			take := func() {
+				cost := 1 + random.Int64N(3)
+				reply := both(driver.Request{Cost: cost, Bound: r.Horizon(cost)})
+				taken = append(taken, driver.Request{Cost: -cost, Receipt: reply.Receipt})
+			}
+			for range 2200 {
+				take()
+			}
+			for i := 2199; i > 0; i -= 2 { // more than there may be holes
+				both(taken[i])
+				taken = slices.Delete(taken, i, i+1)
+			}
+			for len(taken) > 0 {
+				i := random.IntN(len(taken))
+				both(taken[i])
+				both(driver.Request{Cost: 1 + random.Int64N(30), Bound: driver.Ask}) // which fits where neighbours have left
+				switch random.IntN(10) {
+				case 0:
+					continue // and once more, later on
+				case 1:
+					take()
+				}
+				taken = slices.Delete(taken, i, i+1)
+			}
+		})
 	}
 }

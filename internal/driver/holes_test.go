@@ -38,23 +38,44 @@ func checkHoles(t interface{ Fatalf(string, ...any) }, r algos.Rule, state strin
 	for i, hole := range holes {
 		var from, to int64
 		_, _ = fmt.Sscanf(hole, "%d-%d", &from, &to)
-		if to <= from || i > 1 && to-from > longest { // the first may have begun
+		if to <= from || i > 0 && to-from > longest { // the first may have begun
 			t.Fatalf("hole %s, and none is longer than %d", hole, longest)
 		}
 	}
 }
 
-// To look at a thousand holes takes a third of a millisecond. A batch of equal requests looks at each once.
+// looks counts how often a script calls what its Lua looks at a hole with.
+func looks(t *testing.T, s server, r algos.Rule, what string, requests ...driver.Request) int {
+	t.Helper()
+	script, err := driver.NewScript(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counting := "local looks = 0\nlocal function look(...)\n  looks = looks + 1\n  return " + what + "...)\nend\n"
+	counted := redis.NewScript(counting + strings.NewReplacer(what, "look(", "return replies", "return looks").Replace(script.Source))
+	args := []any{epoch}
+	params, _ := r.Params(epoch)
+	for _, n := range params {
+		args = append(args, n)
+	}
+	n, err := counted.Run(t.Context(), s.rdb, []string{s.key}, driver.AppendArgs(args, requests)...).Int()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// To look at a thousand holes takes a third of a millisecond. A batch does so once.
 func TestABatchLooksAtAHoleOnce(t *testing.T) {
 	rdb := redistest.Start(t).Client()
 	for _, test := range []struct {
 		algorithm algos.Algorithm
 		looks     string // what its Lua calls to look at a hole
-		remembers bool   // the state says what no hole is long enough for
+		another   int    // looks for another request that none fits
 	}{
-		{algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 5}, "string.find(", true},
-		{algos.LeakyBucket{Rate: 1, Per: time.Second, Capacity: 10_000}, "string.find(", true},
-		{algos.SlidingLog{Limit: 5, Window: time.Second}, "string.sub(", false},
+		{algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 5}, "string.find(", 100},
+		{algos.LeakyBucket{Rate: 1, Per: time.Second, Capacity: 10_000}, "string.find(", 100},
+		{algos.SlidingLog{Limit: 5, Window: time.Second}, "string.sub(", 1000},
 	} {
 		r := rule(t, test.algorithm)
 		t.Run(r.Name(), func(t *testing.T) {
@@ -67,7 +88,7 @@ func TestABatchLooksAtAHoleOnce(t *testing.T) {
 				}
 				return requests
 			}
-			all := append(asking(900, 2, 1), asking(50, 3, 1)...)
+			all := slices.Concat(asking(900, 2, 1), asking(50, 3, 1), asking(1, 5, 1))
 			var back []driver.Request
 			for i, reply := range s.run(t, r, epoch, all...) {
 				if reply.Wait < 0 {
@@ -83,38 +104,146 @@ func TestABatchLooksAtAHoleOnce(t *testing.T) {
 				}
 			}
 
-			script, err := driver.NewScript(r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			counting := "local looks = 0\nlocal function look(...)\n  looks = looks + 1\n  return " + test.looks + "...)\nend\n"
-			counted := redis.NewScript(counting + strings.NewReplacer(test.looks, "look(", "return replies", "return looks").Replace(script.Source))
-			looks := func(requests ...driver.Request) int {
-				t.Helper()
-				args := []any{epoch}
-				params, _ := r.Params(epoch)
-				for _, n := range params {
-					args = append(args, n)
+			for _, of := range []struct {
+				what        string
+				requests    []driver.Request
+				least, most int
+			}{
+				{"what only the last one fits", asking(1, 5), 945, 1100},
+				{"40 that holes behind 895 fit", asking(40, 3), 0, 3000},
+				{"256 that none fits", asking(256, 4), 0, 3000},
+				{"256 that none fits, now more and now fewer", asking(128, 5, 4), 0, 3000},
+				{"another", asking(1, 4), 0, test.another},
+				{"one that the first fits", asking(1, 2), 0, 100},
+			} {
+				if n := looks(t, s, r, test.looks, of.requests...); n < of.least || n > of.most {
+					t.Errorf("it looked %d times for %s", n, of.what)
 				}
-				n, err := counted.Run(t.Context(), rdb, []string{s.key}, driver.AppendArgs(args, requests)...).Int()
-				if err != nil {
-					t.Fatal(err)
-				}
-				return n
-			}
-			if n := looks(asking(40, 3)...); n < 895 || n > 1100 {
-				t.Errorf("it looked %d times for 40 that holes behind 895 fit", n)
-			}
-			if n := looks(asking(256, 4)...); n < 256 || n > 1500 {
-				t.Errorf("it looked %d times for 256 that none fits", n)
-			}
-			if n := looks(asking(1, 4)...); test.remembers && n > 10 {
-				t.Errorf("it looked %d times for another", n)
-			}
-			if n := looks(asking(1, 2)...); n > 10 {
-				t.Errorf("it looked %d times for one that the first fits", n)
 			}
 		})
+	}
+}
+
+// However many leave at once and next to each other, each looks at few of the others.
+func TestManyThatLeaveTogetherLookAtFewOfEachOther(t *testing.T) {
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+	s := server{rdb: redistest.Start(t).Client(), key: "leave"}
+	one := driver.Request{Cost: 1, Bound: r.Horizon(1)}
+	var back []driver.Request
+	for i, reply := range s.run(t, r, epoch, slices.Repeat([]driver.Request{one}, 600)...) {
+		if i%2 == 1 && i > 80 {
+			back = append(back, driver.Request{Cost: -1, Receipt: reply.Receipt})
+		}
+	}
+	back = back[:256]
+	if n := looks(t, s, r, "string.find(", back...); n > 60*len(back) {
+		t.Errorf("they looked %d times", n)
+	}
+}
+
+// Batches of all kinds among many holes of many lengths.
+func TestBatchesAmongManyHoles(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	for _, a := range []algos.Algorithm{
+		algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 12},
+		algos.TokenBucket{Rate: 7, Per: time.Second, Burst: 12},
+		algos.LeakyBucket{Rate: 1, Per: time.Second, Capacity: 100_000},
+		algos.SlidingLog{Limit: 12, Window: time.Second},
+		algos.SlidingLog{Limit: 5000, Window: time.Second},
+	} {
+		r := rule(t, a)
+		t.Run(fmt.Sprintf("%+v", a), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(5, 6))
+			s, p := server{rdb: rdb, key: fmt.Sprintf("%+v", a)}, process{r.NewState()}
+			now := int64(epoch)
+			var held []driver.Request // to be given back
+			run := func(requests []driver.Request) {
+				t.Helper()
+				inGo, inLua := p.run(r, now, requests...), s.run(t, r, now, requests...)
+				for i := range requests {
+					if inGo[i] != inLua[i] {
+						t.Fatalf("number %d of %v: Go %v, Lua %v", i, requests, inGo[i], inLua[i])
+					}
+					if requests[i].Cost > 0 && inLua[i].Wait >= 0 {
+						held = append(held, driver.Request{Cost: -requests[i].Cost, Receipt: inLua[i].Receipt})
+					}
+				}
+				bytes, _ := s.stored()
+				checkHoles(t, r, bytes)
+			}
+			ask := func(most int64) driver.Request {
+				cost := 1 + random.Int64N(most)
+				return driver.Request{Cost: cost, Bound: r.Horizon(cost)}
+			}
+			leave := func() driver.Request {
+				i := random.IntN(len(held))
+				back := held[i]
+				held = slices.Delete(held, i, i+1)
+				return back
+			}
+			for range 10 {
+				var requests []driver.Request
+				for range 200 {
+					requests = append(requests, ask(8))
+				}
+				run(requests)
+			}
+			for round := range 24 {
+				leaves := []int{0, 2, 5, 10}[round%4] // of ten
+				var requests []driver.Request
+				for range 1 + random.IntN(250) {
+					request := ask(12)
+					switch {
+					case random.IntN(10) < leaves && len(held) > 0:
+						request = leave()
+					case random.IntN(4) == 0:
+						request.Bound = driver.Ask
+					}
+					requests = append(requests, request)
+				}
+				run(requests)
+				now += random.Int64N(2 * second)
+			}
+		})
+	}
+}
+
+// Neighbours whose texts lie in different pieces become one, and what else is in those pieces is found all the same.
+func TestPiecesThatBecomeOne(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 25})
+	request := func(cost int64) driver.Request { return driver.Request{Cost: cost, Bound: r.Horizon(cost)} }
+	for k := 1; k < 80; k++ {
+		s, p := server{rdb: rdb, key: fmt.Sprint(k)}, process{r.NewState()}
+		both := func(requests ...driver.Request) []driver.Reply {
+			t.Helper()
+			inGo, inLua := p.run(r, epoch, requests...), s.run(t, r, epoch, requests...)
+			if !slices.Equal(inGo, inLua) {
+				t.Fatalf("hole %d: %v: Go %v, Lua %v", k, requests, inGo, inLua)
+			}
+			return inLua
+		}
+		ahead := []driver.Request{request(25)}
+		for i := range 100 {
+			length := int64(1)
+			if i == k+3 {
+				length = 20
+			}
+			ahead = append(ahead, request(length), request(1))
+		}
+		taken := both(ahead...)
+		back := func(i int) driver.Request { // the i-th of them
+			return driver.Request{Cost: -ahead[i].Cost, Receipt: taken[i].Receipt}
+		}
+		var holes []driver.Request
+		for i := range 100 {
+			holes = append(holes, back(1+2*i))
+		}
+		both(holes...)
+		replies := both(driver.Request{Cost: 15, Bound: driver.Ask}, back(2*k), request(20))
+		if got, want := replies[2].Receipt, taken[1+2*(k+3)].Receipt; got != want {
+			t.Errorf("hole %d: %v instead of %v", k, got, want)
+		}
 	}
 }
 
@@ -218,97 +347,5 @@ func TestACountThatStartsAnewHasNoHoles(t *testing.T) {
 	both(driver.Request{Cost: 10, Bound: r.Horizon(10)})
 	if second := leaveAHole(); second.Period == first.Period {
 		t.Fatal("the count went on")
-	}
-}
-
-// However many cancel in the middle of a queue, what a call must look through is bounded, and what is beyond drains.
-func TestHolesAreBounded(t *testing.T) {
-	rdb := redistest.Start(t).Client()
-	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
-	s, p := server{rdb: rdb, key: "holes"}, process{r.NewState()}
-	var receipts []driver.Request
-	for range 2200 {
-		take := driver.Request{Cost: 1, Bound: r.Horizon(1)}
-		reply := s.run(t, r, epoch, take)[0]
-		p.run(r, epoch, take)
-		receipts = append(receipts, driver.Request{Cost: -1, Receipt: reply.Receipt})
-	}
-	returned := int64(0)
-	for i := 1; i < len(receipts)-1; i += 2 {
-		inGo, inLua := p.run(r, epoch, receipts[i])[0], s.run(t, r, epoch, receipts[i])[0]
-		if inGo != inLua {
-			t.Fatalf("cancel %d: Go %v, Lua %v", i, inGo, inLua)
-		}
-		returned += inLua.Wait
-	}
-	if returned != 1000 {
-		t.Errorf("%d permits came back", returned)
-	}
-	bytes, _ := s.stored()
-	if len(bytes) > 16_000 {
-		t.Errorf("%d bytes of state", len(bytes))
-	}
-	checkHoles(t, r, bytes)
-	for i := range int64(1000) { // each of them goes to the next that asks
-		if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon(1)})[0]; reply.Wait != (2*i+1)*second {
-			t.Fatalf("open place %d: %v", i, reply)
-		}
-	}
-	if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon(1)})[0]; reply.Wait != 2200*second {
-		t.Errorf("after the last: %v", reply)
-	}
-}
-
-// Callers who leave a long queue in any order: Lua looks for their place among the holes by halves, Go from the first on.
-func TestManyLeaveALongQueue(t *testing.T) {
-	rdb := redistest.Start(t).Client()
-	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1_000_000})
-	for name, ahead := range map[string]int64{
-		"whose places have numbers of one length":  1_000_000,
-		"whose places have numbers of two lengths": 999_000,
-	} {
-		t.Run(name, func(t *testing.T) {
-			random := rand.New(rand.NewPCG(3, 4))
-			s, p := server{rdb: rdb, key: name}, process{r.NewState()}
-			calls := 0
-			both := func(request driver.Request) driver.Reply {
-				t.Helper()
-				inGo, inLua := p.run(r, epoch, request)[0], s.run(t, r, epoch, request)[0]
-				if inGo != inLua {
-					t.Fatalf("%+v: Go %v, Lua %v", request, inGo, inLua)
-				}
-				if calls++; calls%20 == 0 {
-					bytes, _ := s.stored()
-					checkHoles(t, r, bytes)
-				}
-				return inLua
-			}
-			both(driver.Request{Cost: ahead})
-			var taken []driver.Request // to be given back
-			take := func() {
-				cost := 1 + random.Int64N(3)
-				reply := both(driver.Request{Cost: cost, Bound: r.Horizon(cost)})
-				taken = append(taken, driver.Request{Cost: -cost, Receipt: reply.Receipt})
-			}
-			for range 2200 {
-				take()
-			}
-			for i := 2199; i > 0; i -= 2 { // more than there may be holes
-				both(taken[i])
-				taken = slices.Delete(taken, i, i+1)
-			}
-			for len(taken) > 0 {
-				i := random.IntN(len(taken))
-				both(taken[i])
-				both(driver.Request{Cost: 1 + random.Int64N(30), Bound: driver.Ask}) // which fits where neighbours have left
-				switch random.IntN(10) {
-				case 0:
-					continue // and once more, later on
-				case 1:
-					take()
-				}
-				taken = slices.Delete(taken, i, i+1)
-			}
-		})
 	}
 }

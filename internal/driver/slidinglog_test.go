@@ -3,6 +3,7 @@ package driver_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -323,5 +324,33 @@ func TestParametersOfASlidingLogThatCannotBeHeldAreRefused(t *testing.T) {
 	}
 	if r = rule(t, algos.SlidingLog{Limit: 1, Window: time.Second}); r.Horizon(1) != 1<<45 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// While the first entry of a log stays, all refusals since then lie between it and the last one, those that were cleared
+// too: however many permits they are, none is granted for it.
+func TestNoNumberOfRefusalsComesRoundToAGrant(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.SlidingLog{Limit: 1 << 45, Window: time.Hour, CountDenied: true})
+	all := driver.Request{Cost: 1 << 45}
+	for _, atOnce := range []int{1, 70, 210} {
+		s, p := server{rdb: rdb, key: fmt.Sprint(atOnce)}, process{r.NewState()}
+		granted := 0
+		for call := range 210 / atOnce {
+			requests := slices.Repeat([]driver.Request{all}, atOnce)
+			now := int64(epoch + call)
+			inGo, inLua := p.run(r, now, requests...), s.run(t, r, now, requests...)
+			if !slices.Equal(inGo, inLua) {
+				t.Fatalf("call %d of %d requests: Go %v, Lua %v", call, atOnce, inGo, inLua)
+			}
+			for _, reply := range inLua {
+				if reply.Wait >= 0 {
+					granted++
+				}
+			}
+		}
+		if granted != 1 {
+			t.Errorf("%d were granted, of 210 in calls of %d", granted, atOnce)
+		}
 	}
 }

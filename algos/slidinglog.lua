@@ -30,6 +30,17 @@ local function hole(i)
   if slot then return slot + 0, total + 0, permits + 0 end
 end
 
+-- hole_from is the index of the first hole at or behind a slot and total.
+local function hole_from(slot, total)
+  local i, after = 1, #holes + 1
+  while i < after do
+    local middle = floor((i + after) / 2)
+    local s, t = hole(middle)
+    if s < slot or s == slot and t < total then i = middle + 1 else after = middle end
+  end
+  return i
+end
+
 local sizes = {} -- the permits of the first so many holes, as they were looked at
 local function size(i) -- of a hole, if it is one, after those before it
   if not sizes[i] and holes[i] then sizes[i] = string.sub(holes[i], 40) + 0 end
@@ -91,7 +102,6 @@ else
     holes = call('ZRANGEBYSCORE', key, int(now - 0x20000000000000), '(0')
   end
 end
-local tried, tried_for = 1, 0 -- no hole before this one has so many permits; for fewer they are looked at again
 local fit -- the hole that earliest found
 
 local function queue_end(cost)
@@ -101,16 +111,10 @@ local function queue_end(cost)
 end
 
 local function earliest(cost)
-  fit = nil
-  if cost < tried_for then tried = 1 end
-  tried_for = cost
-  local i, known = tried, sizes
+  local i, known = 1, sizes
   while (known[i] or size(i) or cost) < cost do i = i + 1 end
-  tried = i
-  if holes[tried] then
-    fit = tried
-    return hole(fit) - now
-  end
+  fit = holes[i] and i
+  if fit then return hole(fit) - now end
   local slot = queue_end(cost)
   local need = live + cost - limit -- permits that must have expired
   if last and need > 0 then
@@ -205,15 +209,9 @@ elseif last and period >= now and number >= cost and #holes < 1000 then -- maxHo
   local rank = bisect((number - base) % wrap, low, high)
   local text = low <= high and call('ZRANGE', key, rank, rank)[1] or ''
   local t, c = match(text, '^0*(%d+):(%-?%d+)')
-  local i, after = 1, #holes + 1
-  while i < after do
-    local middle = floor((i + after) / 2)
-    local slot, total_of = hole(middle)
-    if slot < period or slot == period and total_of < number then i = middle + 1 else after = middle end
-  end
+  local i = hole_from(period, number)
   local slot, total_of = hole(i)
   if t and t + 0 == number and c + 0 == cost and not (slot == period and total_of == number) then -- nor given back before
-    tried = 1
     call('ZREM', key, text)
     table.insert(holes, i, hole_text(period, number, cost))
     if i <= #sizes + 1 then table.insert(sizes, i, cost) end
@@ -229,12 +227,7 @@ if last then
   reset = last - now + window
   remaining = 0
   if last <= now then remaining = math.max(limit - live, 0) end
-  local i, after = 1, #holes + 1 -- the first whose slot has not come
-  while i < after do
-    local middle = floor((i + after) / 2)
-    if hole(middle) <= now then i = middle + 1 else after = middle end
-  end
-  for i = 1, i - 1 do
+  for i = 1, hole_from(now + 1, 0) - 1 do
     if (sizes[i] or size(i)) > remaining then remaining = sizes[i] end
   end
   if remaining > limit then remaining = limit end

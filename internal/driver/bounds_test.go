@@ -137,11 +137,10 @@ func TestHolesAreBounded(t *testing.T) {
 	if returned != 1000 {
 		t.Errorf("%d permits came back", returned)
 	}
-	bytes, _ := s.stored()
-	if len(bytes) > 16_000 {
+	if bytes, _ := s.stored(); len(bytes) > 16_000 {
 		t.Errorf("%d bytes of state", len(bytes))
 	}
-	checkHoles(t, r, bytes)
+	checkHoles(t, r, s)
 	for i := range int64(1000) { // each of them goes to the next that asks
 		if reply := s.run(t, r, epoch, driver.Request{Cost: 1, Bound: r.Horizon(1)})[0]; reply.Wait != (2*i+1)*second {
 			t.Fatalf("open place %d: %v", i, reply)
@@ -162,20 +161,8 @@ func TestManyLeaveALongQueue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(3, 4))
-			s, p := server{rdb: rdb, key: name}, process{r.NewState()}
-			calls := 0
-			both := func(request driver.Request) driver.Reply {
-				t.Helper()
-				inGo, inLua := p.run(r, epoch, request)[0], s.run(t, r, epoch, request)[0]
-				if inGo != inLua {
-					t.Fatalf("%+v: Go %v, Lua %v", request, inGo, inLua)
-				}
-				if calls++; calls%20 == 0 {
-					bytes, _ := s.stored()
-					checkHoles(t, r, bytes)
-				}
-				return inLua
-			}
+			b := newBoth(t, server{rdb: rdb, key: name})
+			both := func(request driver.Request) driver.Reply { return b.run(r, epoch, request) }
 			both(driver.Request{Cost: ahead})
 			var taken []driver.Request // to be given back
 			take := func() {

@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"regexp"
@@ -20,8 +21,12 @@ import (
 var lineTail = regexp.MustCompile(`^@-?\d+\+\d+,(\d+)<(\d+),((?:\d+-\d+,)*)$`)
 
 // checkHoles checks what a stored line says of its holes.
-func checkHoles(t interface{ Fatalf(string, ...any) }, r algos.Rule, state string) {
-	if len(state) <= 28 || !strings.HasPrefix(r.Lua(), "-- A line of places") {
+func checkHoles(t interface{ Fatalf(string, ...any) }, r algos.Rule, s server) {
+	if !strings.HasPrefix(r.Lua(), "-- A line of places") {
+		return
+	}
+	state := s.rdb.Get(context.Background(), s.key).Val()
+	if len(state) <= 28 {
 		return
 	}
 	tail := lineTail.FindStringSubmatch(state[28:])
@@ -154,22 +159,16 @@ func TestBatchesAmongManyHoles(t *testing.T) {
 		r := rule(t, a)
 		t.Run(fmt.Sprintf("%+v", a), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(5, 6))
-			s, p := server{rdb: rdb, key: fmt.Sprintf("%+v", a)}, process{r.NewState()}
+			b := newBoth(t, server{rdb: rdb, key: fmt.Sprintf("%+v", a)})
 			now := int64(epoch)
 			var held []driver.Request // to be given back
 			run := func(requests []driver.Request) {
 				t.Helper()
-				inGo, inLua := p.run(r, now, requests...), s.run(t, r, now, requests...)
-				for i := range requests {
-					if inGo[i] != inLua[i] {
-						t.Fatalf("number %d of %v: Go %v, Lua %v", i, requests, inGo[i], inLua[i])
-					}
-					if requests[i].Cost > 0 && inLua[i].Wait >= 0 {
-						held = append(held, driver.Request{Cost: -requests[i].Cost, Receipt: inLua[i].Receipt})
+				for i, reply := range b.batch(r, now, requests...) {
+					if requests[i].Cost > 0 && reply.Wait >= 0 {
+						held = append(held, driver.Request{Cost: -requests[i].Cost, Receipt: reply.Receipt})
 					}
 				}
-				bytes, _ := s.stored()
-				checkHoles(t, r, bytes)
 			}
 			ask := func(most int64) driver.Request {
 				cost := 1 + random.Int64N(most)
@@ -214,15 +213,7 @@ func TestPiecesThatBecomeOne(t *testing.T) {
 	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 25})
 	request := func(cost int64) driver.Request { return driver.Request{Cost: cost, Bound: r.Horizon(cost)} }
 	for k := 1; k < 80; k++ {
-		s, p := server{rdb: rdb, key: fmt.Sprint(k)}, process{r.NewState()}
-		both := func(requests ...driver.Request) []driver.Reply {
-			t.Helper()
-			inGo, inLua := p.run(r, epoch, requests...), s.run(t, r, epoch, requests...)
-			if !slices.Equal(inGo, inLua) {
-				t.Fatalf("hole %d: %v: Go %v, Lua %v", k, requests, inGo, inLua)
-			}
-			return inLua
-		}
+		b := newBoth(t, server{rdb: rdb, key: fmt.Sprint(k)})
 		ahead := []driver.Request{request(25)}
 		for i := range 100 {
 			length := int64(1)
@@ -231,7 +222,7 @@ func TestPiecesThatBecomeOne(t *testing.T) {
 			}
 			ahead = append(ahead, request(length), request(1))
 		}
-		taken := both(ahead...)
+		taken := b.batch(r, epoch, ahead...)
 		back := func(i int) driver.Request { // the i-th of them
 			return driver.Request{Cost: -ahead[i].Cost, Receipt: taken[i].Receipt}
 		}
@@ -239,8 +230,8 @@ func TestPiecesThatBecomeOne(t *testing.T) {
 		for i := range 100 {
 			holes = append(holes, back(1+2*i))
 		}
-		both(holes...)
-		replies := both(driver.Request{Cost: 15, Bound: driver.Ask}, back(2*k), request(20))
+		b.batch(r, epoch, holes...)
+		replies := b.batch(r, epoch, driver.Request{Cost: 15, Bound: driver.Ask}, back(2*k), request(20))
 		if got, want := replies[2].Receipt, taken[1+2*(k+3)].Receipt; got != want {
 			t.Errorf("hole %d: %v instead of %v", k, got, want)
 		}
@@ -256,23 +247,15 @@ func TestWhatIsGivenBackIsThereForTheNextOfTheSameCall(t *testing.T) {
 		algos.SlidingLog{Limit: 5, Window: time.Second},
 	} {
 		r := rule(t, a)
-		s, p := server{rdb: rdb, key: r.Name()}, process{r.NewState()}
-		both := func(requests ...driver.Request) []driver.Reply {
-			t.Helper()
-			inGo, inLua := p.run(r, epoch, requests...), s.run(t, r, epoch, requests...)
-			if !slices.Equal(inGo, inLua) {
-				t.Fatalf("%s: %+v: Go %v, Lua %v", r.Name(), requests, inGo, inLua)
-			}
-			return inLua
-		}
+		b := newBoth(t, server{rdb: rdb, key: r.Name()})
 		of := func(cost int64) driver.Request { return driver.Request{Cost: cost, Bound: r.Horizon(cost)} }
 		back := func(cost int64, reply driver.Reply) driver.Request {
 			return driver.Request{Cost: -cost, Receipt: reply.Receipt}
 		}
-		taken := both(of(5), of(4), of(5), of(3), of(5))
-		both(back(3, taken[3]))
-		both(of(1)) // leaves two
-		replies := both(of(3), back(4, taken[1]), of(3), of(2), of(1))
+		taken := b.batch(r, epoch, of(5), of(4), of(5), of(3), of(5))
+		b.batch(r, epoch, back(3, taken[3]))
+		b.batch(r, epoch, of(1)) // leaves two
+		replies := b.batch(r, epoch, of(3), back(4, taken[1]), of(3), of(2), of(1))
 		for i, want := range map[int]int64{2: taken[1].Receipt.Number - 1, 3: taken[3].Receipt.Number, 4: taken[1].Receipt.Number} {
 			if got := replies[i].Receipt.Number; got != want {
 				t.Errorf("%s: the request after %d others was given number %d instead of %d", r.Name(), i, got, want)
@@ -287,25 +270,17 @@ func TestAHoleThatHadBegunMayFitAgain(t *testing.T) {
 	rdb := redistest.Start(t).Client()
 	slow := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
 	fast := rule(t, algos.TokenBucket{Rate: 1, Per: time.Millisecond, Burst: 3})
-	s, p := server{rdb: rdb, key: "again"}, process{slow.NewState()}
-	both := func(r algos.Rule, now int64, request driver.Request) driver.Reply {
-		t.Helper()
-		inGo, inLua := p.run(r, now, request)[0], s.run(t, r, now, request)[0]
-		if inGo != inLua {
-			t.Fatalf("%+v: Go %v, Lua %v", request, inGo, inLua)
-		}
-		return inLua
-	}
+	b := newBoth(t, server{rdb: rdb, key: "again"})
 	three := driver.Request{Cost: 3, Bound: slow.Horizon(3)}
-	both(slow, epoch, driver.Request{Cost: 10, Bound: slow.Horizon(10)})
-	hole := both(slow, epoch, three).Receipt
-	both(slow, epoch, driver.Request{Cost: 7, Bound: slow.Horizon(7)})
-	both(slow, epoch, driver.Request{Cost: -3, Receipt: hole})
+	b.ask(slow, epoch, 10, slow.Horizon(10))
+	hole := b.run(slow, epoch, three).Receipt
+	b.ask(slow, epoch, 7, slow.Horizon(7))
+	b.cancel(slow, epoch, 3, hole)
 	now := int64(epoch + 10*second + 1)
-	if reply := both(slow, now, three); reply.Receipt.Number != 23 {
+	if reply := b.run(slow, now, three); reply.Receipt.Number != 23 {
 		t.Fatalf("a hole of which a part is over was taken: %v", reply)
 	}
-	if reply := both(fast, now, three); reply.Receipt != hole {
+	if reply := b.run(fast, now, three); reply.Receipt != hole {
 		t.Errorf("the hole was not taken: %v", reply)
 	}
 }
@@ -314,38 +289,44 @@ func TestAHoleThatHadBegunMayFitAgain(t *testing.T) {
 func TestACountThatStartsAnewHasNoHoles(t *testing.T) {
 	rdb := redistest.Start(t).Client()
 	r := rule(t, algos.TokenBucket{Rate: 999, Per: time.Microsecond, Burst: 1 << 45})
-	s, p := server{rdb: rdb, key: "anew"}, process{r.NewState()}
+	b := newBoth(t, server{rdb: rdb, key: "anew"})
 	now := int64(epoch)
-	both := func(requests ...driver.Request) []driver.Reply {
-		t.Helper()
-		inGo, inLua := p.run(r, now, requests...), s.run(t, r, now, requests...)
-		if !slices.Equal(inGo, inLua) {
-			t.Fatalf("%+v: Go %v, Lua %v", requests, inGo, inLua)
-		}
-		bytes, _ := s.stored()
-		checkHoles(t, r, bytes)
-		return inLua
-	}
 	one := driver.Request{Cost: 1, Bound: r.Horizon(1)}
 	other := rule(t, algos.TokenBucket{Rate: 7, Per: time.Second, Burst: 10})
-	p.run(other, now, one) // after it, what the start was rounded up by is stored, and the count with it
-	s.run(t, other, now, one)
+	b.run(other, now, one) // after it, what the start was rounded up by is stored, and the count with it
 	now += 10
 	leaveAHole := func() algos.Receipt {
 		t.Helper()
-		left := both(one, one)[0].Receipt
-		if back := both(driver.Request{Cost: -1, Receipt: left})[0].Wait; back != 1 {
+		left := b.batch(r, now, one, one)[0].Receipt
+		if back := b.cancel(r, now, 1, left); back != 1 {
 			t.Fatalf("%d came back", back)
 		}
 		return left
 	}
 	for range 4 { // then it has had so many that the next call begins to count anew
-		now += both(driver.Request{Cost: 1<<45 - 1, Bound: r.Horizon(1)})[0].Reset
+		now += b.ask(r, now, 1<<45-1, r.Horizon(1)).Reset
 	}
 	now -= 1 << 30
 	first := leaveAHole()
-	both(driver.Request{Cost: 10, Bound: r.Horizon(10)})
+	b.ask(r, now, 10, r.Horizon(10))
 	if second := leaveAHole(); second.Period == first.Period {
 		t.Fatal("the count went on")
+	}
+}
+
+// What follows a line's numbers is Headgate's, or the whole is not.
+func TestALineWithAnotherTailIsForeign(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 5})
+	b := newBoth(t, server{rdb: rdb, key: "foreign"})
+	b.ask(r, epoch, 1, 0)
+	state, _ := b.s.stored()
+	script := b.s.script(t, r)
+	for _, tail := range []string{"x", "@1+0,", "1-2,", "@1+0,1"} {
+		rdb.Set(t.Context(), "foreign", state+tail, time.Hour)
+		err := script.Run(t.Context(), rdb, []string{"foreign", fmt.Sprint(epoch)}, "", 1, second, 5, 1, 0).Err()
+		if err == nil || !strings.HasPrefix(err.Error(), "FOREIGN") {
+			t.Errorf("%q: %v", tail, err)
+		}
 	}
 }

@@ -334,16 +334,11 @@ func TestNoNumberOfRefusalsComesRoundToAGrant(t *testing.T) {
 	r := rule(t, algos.SlidingLog{Limit: 1 << 45, Window: time.Hour, CountDenied: true})
 	all := driver.Request{Cost: 1 << 45}
 	for _, atOnce := range []int{1, 70, 210} {
-		s, p := server{rdb: rdb, key: fmt.Sprint(atOnce)}, process{r.NewState()}
+		b := newBoth(t, server{rdb: rdb, key: fmt.Sprint(atOnce)})
 		granted := 0
 		for call := range 210 / atOnce {
 			requests := slices.Repeat([]driver.Request{all}, atOnce)
-			now := int64(epoch + call)
-			inGo, inLua := p.run(r, now, requests...), s.run(t, r, now, requests...)
-			if !slices.Equal(inGo, inLua) {
-				t.Fatalf("call %d of %d requests: Go %v, Lua %v", call, atOnce, inGo, inLua)
-			}
-			for _, reply := range inLua {
+			for _, reply := range b.batch(r, int64(epoch+call), requests...) {
 				if reply.Wait >= 0 {
 					granted++
 				}

@@ -201,7 +201,7 @@ func twins(t *rapid.T, of subject, s server, expires bool) {
 			t.Fatal("a denial wrote")
 		}
 		bytesAfter, untilAfter := s.stored()
-		checkHoles(t, x.rule, bytesAfter)
+		checkHoles(t, x.rule, s)
 		healed := until == -1
 		if healed && bytes != bytesAfter && !wrote { // the Lua saved, to heal the TTL
 			p.state.Load(x.rule, instant)

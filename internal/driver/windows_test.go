@@ -25,13 +25,21 @@ func newBoth(t *testing.T, s server) *both { return &both{t: t, s: s} }
 
 func (b *both) run(r algos.Rule, now int64, request driver.Request) driver.Reply {
 	b.t.Helper()
+	return b.batch(r, now, request)[0]
+}
+
+func (b *both) batch(r algos.Rule, now int64, requests ...driver.Request) []driver.Reply {
+	b.t.Helper()
 	if b.p.state == nil {
 		b.p.state = r.NewState()
 	}
-	inGo, inLua := b.p.run(r, now, request)[0], b.s.run(b.t, r, now, request)[0]
-	if inGo != inLua {
-		b.t.Fatalf("at %d, %+v: Go %v, Lua %v", now-epoch, request, inGo, inLua)
+	inGo, inLua := b.p.run(r, now, requests...), b.s.run(b.t, r, now, requests...)
+	for i, request := range requests {
+		if inGo[i] != inLua[i] {
+			b.t.Fatalf("at %d, number %d, %+v: Go %v, Lua %v", now-epoch, i, request, inGo[i], inLua[i])
+		}
 	}
+	checkHoles(b.t, r, b.s)
 	return inLua
 }
 

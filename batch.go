@@ -21,10 +21,11 @@ type batch struct {
 	err     error
 
 	// Under the lines' mu:
-	turn   uint64 // of its call
-	phase  phase
-	left   map[int]bool // callers who have left in this phase, by their numbers
-	places []int        // in the call, by the callers' numbers; nil if they are the same
+	turn    uint64 // of its call
+	phase   phase
+	returns int          // requests that give back
+	left    map[int]bool // callers who have left in this phase, by their numbers
+	places  []int        // in the call, by the callers' numbers; nil if they are the same
 }
 
 // A room is where the requests of a batch and their callers are. It is used again.
@@ -63,7 +64,7 @@ func (q *queue) next() (b *batch, others *queue) {
 // last is the batch in which there is room.
 func (l *lines) last(q *queue) *batch {
 	n := len(q.batches)
-	if n == 0 || len(q.batches[n-1].requests) == maxBatch {
+	if n == 0 || q.batches[n-1].full() {
 		q.batches = append(q.batches, l.newBatch())
 		n++
 	}
@@ -88,10 +89,17 @@ func (l *lines) leaveRoom(b *batch) {
 
 // add takes a caller in.
 func (b *batch) add(ctx context.Context, request driver.Request) (number int) {
+	if request.Cost < 0 {
+		b.returns++
+	}
 	b.requests = append(b.requests, request)
 	b.callers = append(b.callers, ctx)
 	return len(b.requests) - 1
 }
+
+// full tells whether nobody else is taken in. To find the place for what is given back, among much else that was, takes
+// Redis four times as long as a decision.
+func (b *batch) full() bool { return len(b.requests)+3*b.returns >= maxBatch }
 
 // depart keeps the requests of those who are still there: nobody asks for one who has left. It tells whether there are any.
 func (b *batch) depart() bool {

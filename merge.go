@@ -21,7 +21,7 @@ import (
 // Its connection is probably dead, and the client takes seconds to say so.
 const patience = 250 * time.Millisecond
 
-// maxBatch bounds what one call carries, and so for how long it holds up Redis.
+// maxBatch bounds what one call carries, in decisions, and so for how long it holds up Redis.
 const maxBatch = 256
 
 // A line is what requests have in common that can share a call.

@@ -37,14 +37,19 @@ func newJam(t *testing.T, algorithm algos.Algorithm, opts ...Option) *jam {
 		t.Fatal(err)
 	}
 	j.Limiter = l
+	j.hold()
+	return j
+}
+
+// hold has a call begin that is not over until the proxy passes it on.
+func (j *jam) hold() {
 	j.proxy.Set(redistest.Hold)
 	go func() {
-		_, err := l.Allow(context.Background())
+		_, err := j.Allow(context.Background())
 		j.first <- err
 	}()
 	j.proxy.Holding()
 	j.began(time.Now().Add(time.Hour)) // nobody loses patience, however long it takes them all to come
-	return j
 }
 
 // began has the call that is under way have begun then.
@@ -148,6 +153,39 @@ func TestACallCarriesOnlySoMany(t *testing.T) {
 		j.store.lines.mu.Lock()
 		n = len(j.store.lines.calls)
 		j.store.lines.mu.Unlock()
+	}
+}
+
+// To give back takes longer, so fewer go together.
+func TestACallCarriesFewerWhoGiveBack(t *testing.T) {
+	j := newJam(t, algos.TokenBucket{Rate: 1, Per: time.Minute, Burst: 1})
+	j.proxy.Set(redistest.Pass)
+	if err := <-j.first; err != nil {
+		t.Fatal(err)
+	}
+	var held []*Reservation
+	for range 2*maxBatch/4 + 1 {
+		r, err := j.Reserve(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, r)
+	}
+	j.hold()
+	before := j.server.Calls("evalsha")
+	var all sync.WaitGroup
+	for _, r := range held {
+		all.Go(func() {
+			if err := r.Cancel(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	j.inLine(t, len(held))
+	j.proxy.Set(redistest.Pass)
+	all.Wait()
+	if got := j.server.Calls("evalsha") - before; got != 3 {
+		t.Errorf("%d calls", got)
 	}
 }
 

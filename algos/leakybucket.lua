@@ -19,11 +19,9 @@ reset = debt
 if part > 0 then reset = reset + 1 end
 if reset <= 0 then
   reset, remaining = 0, most
-elseif count > 0 then
-  local _, last, a, b = string.find(holes[1], '^(%d+)%-(%d+),')
-  if b + 0 <= begun then a, b = string.match(string.sub(holes[1], last + 1) .. (holes[2] or ''), '^(%d+)%-(%d+),') end
+elseif holes then
+  local a, b = holes.open(begun)
   if a then
-    a = math.max(a + 0, begun)
     local us, p = span(a, rate, per)
     if us < elapsed or us == elapsed and p == 0 then remaining = math.min(b - a, most) end
   end

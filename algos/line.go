@@ -19,7 +19,7 @@ const (
 	foldAbove   = 1 << 47   // permits or µs of one busy period, beyond which it is counted anew
 	maxDebt     = 1 << 51   // µs: 71 years, which is all that a line owes after a change to a slower pace
 	spareUnit   = 1 << 40   // parts of a µs
-	maxHoles    = 1000      // what a call may have to look through: a third of a millisecond of Redis's time
+	maxHoles    = 1000      // 12 KB of state
 )
 
 // A busyPeriod is all that a bucket remembers: a stretch of time during which it was never full.

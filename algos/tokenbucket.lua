@@ -8,7 +8,7 @@ local room, room_part = burst * per, 0 -- how long a full bucket lasts at its ow
 if rate > 1 then room, room_part = span(burst, rate, per) end
 
 --@repeat  in: times, cost, bound.  out: replies, if there are no holes: the clock, and the line as it was
-if count == 0 then
+if not holes then
   replies = { now, elapsed, taken, name }
   -- The last place that may be taken is the one that a lone request for all the places up to it would get.
   local fit = floor((permits(room + bound + elapsed, room_part, rate, per) - taken) / cost)
@@ -33,11 +33,9 @@ if p < 0 then us, p = us - 1, p + rate end
 if us >= 0 then
   if rate > 1 then remaining = permits(us, p, rate, per) else remaining = floor(us / per) end
 end
-if count > 0 then
-  local _, last, a, b = string.find(holes[1], '^(%d+)%-(%d+),')
-  if b + 0 <= begun then a, b = string.match(string.sub(holes[1], last + 1) .. (holes[2] or ''), '^(%d+)%-(%d+),') end
+if holes then
+  local a, b = holes.open(begun)
   if a then
-    a = math.max(a + 0, begun)
     us, p = span(a, rate, per)
     us, p = room - us + elapsed, room_part - p
     if p < 0 then us, p = us - 1, p + rate end

@@ -57,8 +57,9 @@ func (s Script) Guarded() Script { return ScriptOf(guardLua + s.Source) }
 func (s Script) Many() Script {
 	functions, decide, _ := strings.Cut(s.Source, decides)
 	decide = strings.Replace(decide, "call('TIME')", "clock", 1)
-	read := "{}" // a sorted set is not read at once
-	if get := "call('GET', KEYS[1])"; strings.Contains(decide, get) {
+	read := "{}"                                           // a sorted set is not read at once
+	if at := strings.Index(decide, "call('GET"); at >= 0 { // or GETRANGE, of what begins the string
+		get := decide[at : at+1+strings.IndexByte(decide[at:], ')')]
 		read = "redis.pcall('MGET', unpack(KEYS))"
 		decide = strings.Replace(decide, get, "(read[KEYS[1]] or "+get+")", 1)
 	}

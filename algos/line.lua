@@ -78,14 +78,14 @@ local function holes_of(key, first, count)
     for block in pairs(stale) do call('SETRANGE', key, 89 + 6 * block, bytes(bounds[block])) end
   end
 
-  local function admit(i, length) -- a hole to a place of the row
+  local function cover(i, length) -- by the bound of its block, a hole that has come there
     local block = floor(i / 32)
     if length > row.bound(block) then row.set_bound(block, length) end
   end
 
   function row.put(i, from, to)
     call('SETRANGE', key, 281 + 12 * i, bytes(from) .. bytes(to))
-    admit(i, to - from)
+    cover(i, to - from)
   end
 
   local function move(i, last, by) -- holes of the row by one place
@@ -95,7 +95,7 @@ local function holes_of(key, first, count)
     local crosses = by > 0 and i - i % 32 + 31 or i + -i % 32 -- the first of those that come into another block
     for j = crosses, last, 32 do
       local at = 12 * (j - i) + 1
-      admit(j + by, number(text, at + 6) - number(text, at))
+      cover(j + by, number(text, at + 6) - number(text, at))
     end
   end
 
@@ -166,7 +166,8 @@ local holes, longest = nil, 0 -- if there are some; none is longer
 local debt, part, begun, spare = 0, 0, 0, 0
 local started -- the start that is stored, if it is by this rate and per: the bytes up to the 16th are the same then
 local state = call('GETRANGE', KEYS[1], '0', '88')
-if state ~= '' then
+if state == '' then state = call('GET', KEYS[1]) end -- nothing, or an empty string, which is no state
+if state then
   local length = #state
   if length < 28 then return redis.error_reply(foreign) end
   local s1, s2, s3, s4, s5, s6, s7, r1, r2, r3, p1, p2, p3, p4, p5, p6,

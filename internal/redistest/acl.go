@@ -16,9 +16,9 @@ const Restricted = "HEADGATE_TEST_ACL"
 
 // The least that an ACL must allow, as docs/operations.md says it.
 const (
-	ACL        = "+evalsha +eval +hello +time +get +mget +set +del +pttl"
-	ACLLog     = "+zadd +zrange +zrangebyscore +zcount +zcard +zrem +zremrangebyrank +zremrangebyscore +pexpire +unlink"
-	ACLShared  = "+pexpire +persist +scan"
+	ACL        = "+evalsha +eval +hello +time +get +mget +getrange +set +setrange +del +pttl +pexpire"
+	ACLLog     = "+zadd +zrange +zrangebyscore +zcount +zcard +zrem +zremrangebyrank +zremrangebyscore +unlink"
+	ACLShared  = "+persist +scan"
 	ACLTickets = "+hget +hkeys +hset +hsetnx +hdel +hincrby +zadd +zscore +zcount +zcard +zrange +zrevrange +zrangebyscore +zrevrangebyscore +zrem +pexpire"
 	ACLCluster = "+cluster|slots +command +asking"
 	ACLOther   = "+readonly +ping +select" // a cluster client that is ReadOnly, a Ring, another database than 0

@@ -4,10 +4,12 @@
 --   an entry of the log  score: its slot, µs
 --                        member: "T:C", its permits' running total with this entry, in 16 digits, and its permits, negative
 --                        if they were refused; then, always up to date in the last one, ":W:O": how far its slot lay ahead
---                        at the last save, and how far the clock had been put back by then, µs
+--                        at the last save, and how far the clock had been put back by then, µs; and, if there are holes,
+--                        ":L": how many permits none of them has more of, so that nobody looks through them for as many
 --   a hole               score: its slot less 2^53, so that holes stand before the log
 --                        member: "hole S:T:C", slot and total in 16 digits, and permits, of the entry given up, which stays
--- What counts is never walked: how many permits lie between two entries is the difference of their totals.
+-- What counts is never walked: how many permits lie between two entries is the difference of their totals. Holes are read
+-- from the first on, and no further than they are looked at.
 
 --@load  in: now.  ARGV[2]: limit, [3]: window (µs), [4]: 1 if refused requests count.
 --       out: now (in the time of slots), changed, requests (where in ARGV they begin)
@@ -18,7 +20,8 @@ local wrap = 0x10000000000000 -- wrapTotals
 local offset, wrote = 0, false
 local last, total, member      -- the last entry: its slot, total and text; last is nil for a limiter that is as new
 local live, base, first, least -- permits that count, and the total before them; the first entry: its slot and permits
-local holes = {}               -- the members of those that may be taken
+local count, longest = 0, 0    -- of the holes that may be taken; none has more permits
+local holes, sizes = {}, {}    -- the first of them, as far as they have been read, and their permits, as they were looked at
 
 local function int(x) return format('%.0f', x) end
 local function before(x) return format('(%.0f', x) end
@@ -30,7 +33,16 @@ local function hole(i)
   if slot then return slot + 0, total + 0, permits + 0 end
 end
 
--- hole_from is the index of the first hole at or behind a slot and total.
+-- read_on reads more holes, each time as many again. It tells whether there are any.
+local function read_on()
+  local n = #holes
+  if n == count then return false end
+  local found = call('ZRANGEBYSCORE', key, int(now - 0x20000000000000), '(0', 'LIMIT', n, n + 4)
+  for i = 1, #found do holes[n + i] = found[i] end
+  return true
+end
+
+-- hole_from is the index of the first hole at or behind a slot and total, of those that have been read.
 local function hole_from(slot, total)
   local i, after = 1, #holes + 1
   while i < after do
@@ -41,17 +53,20 @@ local function hole_from(slot, total)
   return i
 end
 
-local sizes = {} -- the permits of the first so many holes, as they were looked at
 local function size(i) -- of a hole, if it is one, after those before it
-  if not sizes[i] and holes[i] then sizes[i] = string.sub(holes[i], 40) + 0 end
+  if not sizes[i] and (holes[i] or read_on()) then sizes[i] = string.sub(holes[i], 40) + 0 end
   return sizes[i]
 end
 
-local function last_entry(cost) return format('%016.0f:%.0f:%.0f:%.0f', total, cost, last - now, offset) end
+local function last_entry(cost)
+  local text = format('%016.0f:%.0f:%.0f:%.0f', total, cost, last - now, offset)
+  if count > 0 then text = text .. format(':%.0f', longest) end
+  return text
+end
 
 local function clear()
   now = now - offset
-  offset, last, total, live, base, holes, sizes = 0, nil, 0, 0, 0, {}, {}
+  offset, last, total, live, base, count, holes, sizes = 0, nil, 0, 0, 0, 0, {}, {}
 end
 
 local function tail()
@@ -87,7 +102,7 @@ tail()
 if not last then
   clear()
 else
-  local t, wait, back = match(member, '^0*(%d+):%-?%d+:(%-?%d+):(%d+)$') -- miniredis takes a leading 0 for octal
+  local t, wait, back, none = match(member, '^0*(%d+):%-?%d+:(%-?%d+):(%d+):?(%d*)$') -- miniredis takes a leading 0 for octal
   if not t or byte(member, 17) ~= 58 then return redis.error_reply(foreign) end
   total, offset = t + 0, back + 0
   local at = last - wait - offset
@@ -99,7 +114,8 @@ else
   head()
   changed = wrote and last ~= nil
   if last and last >= now then
-    holes = call('ZRANGEBYSCORE', key, int(now - 0x20000000000000), '(0')
+    count = call('ZCOUNT', key, int(now - 0x20000000000000), '(0')
+    if count > 0 then longest = none == '' and wrap or none + 0 end
   end
 end
 local fit -- the hole that earliest found
@@ -111,10 +127,16 @@ local function queue_end(cost)
 end
 
 local function earliest(cost)
-  local i, known = 1, sizes
-  while (known[i] or size(i) or cost) < cost do i = i + 1 end
-  fit = holes[i] and i
-  if fit then return hole(fit) - now end
+  fit = nil
+  if count > 0 and cost <= longest then
+    local i, known = 1, sizes
+    while (known[i] or size(i) or cost) < cost do i = i + 1 end
+    if holes[i] then
+      fit = i
+      return hole(i) - now
+    end
+    longest = cost - 1
+  end
   local slot = queue_end(cost)
   local need = live + cost - limit -- permits that must have expired
   if last and need > 0 then
@@ -152,6 +174,7 @@ if fit then
   if rest == 0 then
     table.remove(holes, fit)
     table.remove(sizes, fit)
+    count = count - 1
   else
     holes[fit], sizes[fit] = hole_text(slot, last_of, rest), rest
     call('ZREM', key, entry(last_of, permits))
@@ -191,32 +214,38 @@ wrote = true
 if last and period == last and number == total and match(member, ':(%-?%d+)') + 0 == cost then
   local n = 0 -- the tail, and every hole that the log now ends with
   wait, live, total = cost, live - cost, (total - cost) % wrap
-  local _, t, permits = hole(#holes)
-  while live > 0 and t == total do
+  local all = count > 0 and call('ZCOUNT', key, '-inf', '(0') -- with those that have expired
+  local read, texts = 0 -- the holes from the last one back, each time as many again
+  while live > 0 and n < count do
+    if n == read then
+      read = math.min(2 * n + 4, count)
+      texts = call('ZRANGE', key, all - read, all - n - 1)
+    end
+    local t, permits = match(texts[read - n], '^hole %d+:0*(%d+):(%d+)$')
+    if t + 0 ~= total then break end
     n, live, total = n + 1, live - permits, (total - permits) % wrap
-    sizes[#holes] = nil
-    table.remove(holes)
-    _, t, permits = hole(#holes)
   end
   call('ZREMRANGEBYRANK', key, -1 - n, -1)
-  if n > 0 then
-    local all = call('ZCOUNT', key, '-inf', '(0')
-    call('ZREMRANGEBYRANK', key, all - n, all - 1)
-  end
+  if n > 0 then call('ZREMRANGEBYRANK', key, all - n, all - 1) end
+  count = count - n
+  for i = #holes, count + 1, -1 do holes[i], sizes[i] = nil, nil end
   if live == 0 then clear() else tail() end
-elseif last and period >= now and number >= cost and #holes < 1000 then -- maxHoles
+elseif last and period >= now and number >= cost and count < 1000 then -- maxHoles
   local low, high = call('ZCOUNT', key, '-inf', before(period)), call('ZCOUNT', key, '-inf', int(period)) - 1
   local rank = bisect((number - base) % wrap, low, high)
   local text = low <= high and call('ZRANGE', key, rank, rank)[1] or ''
   local t, c = match(text, '^0*(%d+):(%-?%d+)')
-  local i = hole_from(period, number)
-  local slot, total_of = hole(i)
-  if t and t + 0 == number and c + 0 == cost and not (slot == period and total_of == number) then -- nor given back before
+  local hole = hole_text(period, number, cost)
+  if t and t + 0 == number and c + 0 == cost and
+    call('ZADD', key, int(period - 0x20000000000000), hole) == 1 then -- and was not given back before
     call('ZREM', key, text)
-    table.insert(holes, i, hole_text(period, number, cost))
-    if i <= #sizes + 1 then table.insert(sizes, i, cost) end
-    call('ZADD', key, int(period), entry(number, cost), int(period - 0x20000000000000), holes[i])
-    wait = cost
+    call('ZADD', key, int(period), entry(number, cost))
+    local i = hole_from(period, number)
+    if i <= #holes or #holes == count then
+      table.insert(holes, i, hole)
+      if i <= #sizes + 1 then table.insert(sizes, i, cost) end
+    end
+    count, longest, wait = count + 1, math.max(longest, cost), cost
   end
 end
 period, number = 0, 0
@@ -227,7 +256,9 @@ if last then
   reset = last - now + window
   remaining = 0
   if last <= now then remaining = math.max(limit - live, 0) end
-  for i = 1, hole_from(now + 1, 0) - 1 do
+  local open = hole_from(now + 1, 0) - 1
+  while open == #holes and read_on() do open = hole_from(now + 1, 0) - 1 end
+  for i = 1, open do
     if (sizes[i] or size(i)) > remaining then remaining = sizes[i] end
   end
   if remaining > limit then remaining = limit end
@@ -243,10 +274,10 @@ else
       call('ZREM', key, member)
       call('ZADD', key, int(last), text)
     end
-    local gone = call('ZCOUNT', key, '-inf', int(now - window)) - #holes
+    local gone = call('ZCOUNT', key, '-inf', int(now - window)) - count
     if gone > 0 then
       gone = gone - call('ZREMRANGEBYSCORE', key, '-inf', before(now - 0x20000000000000))
-      if gone > 0 then call('ZREMRANGEBYRANK', key, #holes, #holes + math.min(gone, 200) - 1) end
+      if gone > 0 then call('ZREMRANGEBYRANK', key, count, count + math.min(gone, 200) - 1) end
     end
   end
   -- The TTL is rounded up, and one more: Redis counts it from the millisecond in which the call began.

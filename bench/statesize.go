@@ -32,8 +32,11 @@ func loads() (large, holes []load) {
 		{name: "log of a sliding log", of: "server time by log, µs", sizes: decades, cost: 1, make: fullLog},
 	}
 	holes = []load{
-		{name: "holes, the first fits", of: "server time by holes, first fits, µs", sizes: few, cost: 1, make: queueWithHoles},
-		{name: "holes, none fits", of: "server time by holes, none fits, µs", sizes: few, cost: 2, make: queueWithHoles},
+		{name: "holes of a token bucket, the first fits", of: "server time by holes, first fits, µs", sizes: few, cost: 1, make: holesOfABucket(1)},
+		{name: "holes of a token bucket, the last fits", of: "server time by holes, last fits, µs", sizes: few, cost: 2, make: holesOfABucket(2)},
+		{name: "holes of a token bucket, none fits", of: "server time by holes, none fits, µs", sizes: few, cost: 2, make: holesOfABucket(1)},
+		{name: "holes of a sliding log, the first fits", of: "server time by holes of a log, first fits, µs", sizes: few, cost: 1, make: holesOfALog},
+		{name: "holes of a sliding log, none fits", of: "server time by holes of a log, none fits, µs", sizes: few, cost: 2, make: holesOfALog},
 	}
 	return large, holes
 }
@@ -52,17 +55,33 @@ func queue(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
 	return limiter, many(n, limiter)
 }
 
-// queueWithHoles makes one with n places for one permit each that were given up, and as many between them that were not.
-func queueWithHoles(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
+// holesOfABucket makes a queue with n places for one permit each that were given up, but for the last, which is for more, and
+// as many between them that were not.
+func holesOfABucket(last int) func(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
+	return func(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
+		return queueWithHoles(store, key, algos.TokenBucket{Rate: 1, Per: slow, Burst: 2}, n, last)
+	}
+}
+
+func holesOfALog(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
+	return queueWithHoles(store, key, algos.SlidingLog{Limit: 2, Window: slow}, n, 1)
+}
+
+// queueWithHoles has n of every other reservation behind a burst of two given up.
+func queueWithHoles(store headgate.Store, key string, algorithm algos.Algorithm, n, last int) (*headgate.Limiter, error) {
 	const burst = 2
-	limiter, err := headgate.New(store, key, algos.TokenBucket{Rate: 1, Per: slow, Burst: burst})
+	limiter, err := headgate.New(store, key, algorithm)
 	if err != nil {
 		return nil, err
 	}
 	ctx := context.Background()
 	held := make([]*headgate.Reservation, burst+2*n) // the slots of the burst have come
 	for i := range held {
-		if held[i], err = limiter.Reserve(ctx); err != nil {
+		cost := 1
+		if i == len(held)-2 {
+			cost = last
+		}
+		if held[i], err = limiter.ReserveN(ctx, cost); err != nil {
 			return nil, err
 		}
 	}

@@ -51,7 +51,7 @@ func (l *lender) fetch(h *lent) {
 // fetchOne takes a lease, and with it what callers wait for, if all of it may be used now. It tells whether it has begun
 // another one.
 func (l *lender) fetchOne(h *lent) (again bool) {
-	h.mu.Lock()
+	h.lock()
 	this, size, resets := h.coming, h.size, h.resets
 	total := size
 	for _, b := range h.waiting {
@@ -60,15 +60,15 @@ func (l *lender) fetchOne(h *lent) (again bool) {
 			total += b.cost
 		}
 	}
-	h.mu.Unlock()
+	h.unlock()
 	overdue := time.AfterFunc(patience, func() { h.giveUp(this) })
 	began := l.now()
 	ask := []driver.Request{{Cost: 1, Bound: driver.Ask}, {Cost: total}} // the first tells how long the line is
 	replies, err := l.call(context.Background(), line{l.plan, h.key}, ask, nil)
 	overdue.Stop()
 
-	h.mu.Lock()
-	now := max(l.now(), h.asked)
+	h.lock()
+	now := max(l.now(), h.asked.Load())
 	var served, dismissed []*borrower
 	if err != nil {
 		h.notBefore = now + leaseAgain.Microseconds()
@@ -99,7 +99,7 @@ func (l *lender) fetchOne(h *lent) (again bool) {
 		h.coming = nil
 		h.waiting, dismissed = nil, h.waiting
 	}
-	h.mu.Unlock()
+	h.unlock()
 	tell(served, true)
 	tell(dismissed, false)
 	return again
@@ -107,8 +107,8 @@ func (l *lender) fetchOne(h *lent) (again bool) {
 
 // leave takes a request back, unless it has been answered.
 func (b *borrower) leave() bool {
-	b.of.mu.Lock()
-	defer b.of.mu.Unlock()
+	b.of.lock()
+	defer b.of.unlock()
 	i := slices.Index(b.of.waiting, b)
 	if i < 0 {
 		return false
@@ -139,13 +139,13 @@ func (h *lent) serve(served []*borrower, now int64, by *errand) []*borrower {
 
 // giveUp has nobody wait any longer for a lease that does not come.
 func (h *lent) giveUp(on *errand) {
-	h.mu.Lock()
+	h.lock()
 	on.late = true
 	var dismissed []*borrower
 	if h.coming == on {
 		h.waiting, dismissed = nil, h.waiting
 	}
-	h.mu.Unlock()
+	h.unlock()
 	tell(dismissed, false)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,12 +47,13 @@ type lender struct {
 
 // lent is what one key has.
 type lent struct {
-	key string
+	key   string
+	asked atomic.Int64          // when somebody came last
+	stock atomic.Pointer[stock] // what is handed out without the lock; nil while somebody has it
 
-	mu        sync.Mutex
+	mu        sync.Mutex  // taken by lock, which closes the stock, and left by unlock, which opens it
 	leases    [2]lease    // the second is fetched ahead
 	size      int64       // of the last one, or a quarter of one that was refused: the next one is of twice that
-	asked     int64       // when somebody came last
 	notBefore int64       // until then none is fetched
 	coming    *errand     // while one is fetched
 	waiting   []*borrower // for it, in the order in which they came
@@ -91,7 +93,11 @@ func (l *lender) decideInto(ctx context.Context, p *plan, key string, request dr
 	case request.Bound == driver.Ask:
 		return l.redisStore.decideInto(ctx, p, key, request, life, g)
 	}
-	ok, b := l.hand(key, request.Cost, &g.Reply)
+	ok, b, due := l.hand(key, request.Cost, &g.Reply)
+	if due != nil {
+		go l.fetch(due)
+		runtime.Gosched() // a caller who never waits would keep it from its processor
+	}
 	if b != nil { // for as long as a call takes, and no longer than patience
 		defer l.borrowers.Put(b) // nobody else knows of it any more
 		if ctx.Done() == nil {
@@ -115,33 +121,37 @@ func (l *lender) decideInto(ctx context.Context, p *plan, key string, request dr
 	return nil
 }
 
-// hand gives out cost permits of a lease, if it has them, and sees to it that there will be some. If it has not, and some
-// are on their way, the request waits for those. The clock is read before the lock is taken, as by Memory.
-func (l *lender) hand(key string, cost int64, reply *driver.Reply) (ok bool, b *borrower) {
+// hand gives out cost permits of a lease, if it has them. If it has not, and some are on their way, the request waits for
+// those. The caller is to fetch some if any are due. The clock is read before the lock is taken, as by Memory.
+func (l *lender) hand(key string, cost int64, reply *driver.Reply) (ok bool, b *borrower, due *lent) {
 	now := l.now()
+	if l.handQuickly(key, cost, now, reply) {
+		return true, nil, nil
+	}
 	h := l.lock(key)
 	if h == nil {
-		return false, nil
+		return false, nil, nil
 	}
-	defer h.mu.Unlock()
-	now = max(now, h.asked)
+	defer h.unlock()
+	last := h.asked.Load()
+	now = max(now, last)
 	h.spoil(l.rule, now)
 	first, second := &h.leases[0], &h.leases[1]
 	if from := h.lease(cost); from.left >= cost {
 		ok, *reply = true, h.take(from, cost, now)
 	}
-	again := now-h.asked < hot.Microseconds()
-	h.asked = now
+	again := now-last < hot.Microseconds()
+	h.asked.Store(now)
 	if again && h.coming == nil && now >= h.notBefore && second.left == 0 && (h.scarce || first.left <= h.size/2) {
 		h.begin(l.most)
 		l.errands.Add(1)
-		go l.fetch(h)
+		due = h
 	}
 	if !ok && h.coming != nil && !h.coming.late && cost <= h.size {
 		b = l.borrower(h, cost)
 		h.waiting = append(h.waiting, b)
 	}
-	return ok, b
+	return ok, b, due
 }
 
 // lease is the one to take permits from, if it has them: the first one whose places begin.
@@ -183,7 +193,7 @@ func (l *lender) takeBack(key string, request driver.Request) int64 {
 	if h == nil {
 		return 0
 	}
-	defer h.mu.Unlock()
+	defer h.unlock()
 	for i := range h.leases {
 		if lease := &h.leases[i]; lease.number == request.Receipt.Period && lease.left == request.Receipt.Number {
 			lease.left -= request.Cost
@@ -204,11 +214,11 @@ func (l *lender) lock(key string) *lent {
 			}
 			l.latest.Store(h)
 		}
-		h.mu.Lock()
+		h.lock()
 		if !h.gone {
 			return h
 		}
-		h.mu.Unlock()
+		h.unlock()
 		l.latest.CompareAndSwap(h, nil)
 	}
 }
@@ -224,7 +234,8 @@ func (l *lender) find(key string) *lent {
 	defer l.mu.Unlock()
 	if h = l.keys[key]; h == nil && !l.closed {
 		l.sweep()
-		h = &lent{key: key, size: 1, asked: -hot.Microseconds()}
+		h = &lent{key: key, size: 1}
+		h.asked.Store(-hot.Microseconds())
 		l.keys[key] = h
 	}
 	return h
@@ -235,13 +246,13 @@ func (l *lender) find(key string) *lent {
 func (l *lender) sweep() {
 	now, looked := l.now(), 0
 	for key, h := range l.keys {
-		h.mu.Lock()
+		h.lock()
 		h.spoil(l.rule, now)
-		if h.leases[0].left == 0 && h.coming == nil && now-h.asked >= hot.Microseconds() {
+		if h.leases[0].left == 0 && h.coming == nil && now-h.asked.Load() >= hot.Microseconds() {
 			h.gone = true
 			delete(l.keys, key)
 		}
-		h.mu.Unlock()
+		h.unlock()
 		if looked++; looked == 4 {
 			return
 		}
@@ -259,7 +270,7 @@ func (l *lender) drop(key string) {
 	if h := l.lock(key); h != nil {
 		h.leases = [2]lease{}
 		h.resets++
-		h.mu.Unlock()
+		h.unlock()
 	}
 }
 
@@ -278,9 +289,9 @@ func (l *lender) close(ctx context.Context) error {
 		}
 	}
 	for _, h := range keys {
-		h.mu.Lock()
+		h.lock()
 		h.gone = true // no fetch begins from now on
-		h.mu.Unlock()
+		h.unlock()
 	}
 	_, err := bounded(ctx, func(ctx context.Context) (_ struct{}, err error) {
 		defer close(l.ended)
@@ -294,7 +305,7 @@ func (l *lender) close(ctx context.Context) error {
 }
 
 func (l *lender) giveBack(ctx context.Context, key string, h *lent) error {
-	h.mu.Lock()
+	h.lock()
 	h.spoil(l.rule, l.now())
 	var back []driver.Request
 	for _, lease := range h.leases {
@@ -302,7 +313,7 @@ func (l *lender) giveBack(ctx context.Context, key string, h *lent) error {
 			back = append(back, driver.Request{Cost: -lease.left, Receipt: lease.receipt})
 		}
 	}
-	h.mu.Unlock() // before the call: a request that still knows of h would wait for it
+	h.unlock() // before the call: a request that still knows of h would wait for it
 	if back == nil {
 		return nil
 	}

@@ -142,9 +142,16 @@ func (l *Limiter) Allow(ctx context.Context) (Decision, error) { return l.AllowN
 // Errors: ErrInvalid if n < 1, ErrNeverAllowed if n is more than the limiter ever grants, the context's error if it
 // has ended before the call, and *StoreError if the store failed or the context ended during the call.
 func (l *Limiter) AllowN(ctx context.Context, n int) (d Decision, err error) {
-	if m, ok := l.store.(*memoryStore); ok && l.hook == nil && ctx.Err() == nil {
-		if e := l.seat.Load(); e != nil && e.allow(m, l.plan, n, &d) {
-			return d, nil // by the shortest way, which skips nothing that would have done anything
+	if l.hook == nil && ctx.Err() == nil { // by the shortest way, which skips nothing that would have done anything
+		switch s := l.store.(type) {
+		case *memoryStore:
+			if e := l.seat.Load(); e != nil && e.allow(s, l.plan, n, &d) {
+				return d, nil
+			}
+		case *lender:
+			if l.err == nil && s.allow(l.key, n, &d) {
+				return d, nil
+			}
 		}
 	}
 	ctx, end := l.begin(ctx, VerbAllow, n)

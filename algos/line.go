@@ -233,6 +233,9 @@ func (l *line) GiveBack(receipt Receipt, cost int64) (returned int64) {
 		return 0
 	}
 	if to == l.taken { // the tail: the line ends earlier, and so does every hole that it now ends with
+		if n := len(l.holes); n > 0 && l.holes[n-1].to > from {
+			return 0 // some of it was given back before
+		}
 		l.taken = from
 		for n := len(l.holes); n > 0 && l.holes[n-1].to == l.taken; n-- {
 			l.taken = l.holes[n-1].from

@@ -283,19 +283,21 @@ if elapsed > 0 then begun = permits(elapsed - 1, 0, rate, per) + 1 end
 local gone = math.min(permits(elapsed, 0, rate, per), begun)
 if period == name and from >= 0 and to <= taken and to > gone then
   if to == taken then -- the tail
-    taken = from
-    while holes do
-      local a, b = holes.at(holes.first + holes.count - 1)
-      if b ~= taken then break end
-      taken, holes.count = a, holes.count - 1
-      if holes.count == 0 then holes = nil end
+    local a, b = 0, 0
+    if holes then a, b = holes.at(holes.first + holes.count - 1) end
+    if b <= from then -- none of it was given back before
+      taken = from
+      while holes and b == taken do
+        taken, holes.count = a, holes.count - 1
+        if holes.count == 0 then holes = nil else a, b = holes.at(holes.first + holes.count - 1) end
+      end
+      debt, part = span(taken, rate, per)
+      debt = debt - elapsed
+      if taken == 0 or debt < -1 or debt == -1 and part == 0 then
+        elapsed, taken, name, holes, debt, part, spare = 0, 0, now, nil, 0, 0, 0
+      end
+      wait = to - math.max(from, gone)
     end
-    debt, part = span(taken, rate, per)
-    debt = debt - elapsed
-    if taken == 0 or debt < -1 or debt == -1 and part == 0 then
-      elapsed, taken, name, holes, debt, part, spare = 0, 0, now, nil, 0, 0, 0
-    end
-    wait = to - math.max(from, gone)
   else -- the middle
     local row = holes or holes_of(KEYS[1], 0, 0)
     local i = row.behind(from)

@@ -289,7 +289,7 @@ func (r report) statePicture() picture {
 	large, holes := loads()
 	return picture{"Headgate: server time a call, by the size of a limiter's state", []panel{
 		r.statePanel("permits owed, or requests in the log", large),
-		r.statePanel("holes in the queue of a token bucket", holes),
+		r.statePanel("holes in a queue", holes),
 	}}
 }
 

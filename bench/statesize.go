@@ -16,10 +16,12 @@ type load struct {
 	name  string
 	of    quantity
 	sizes []int
-	// make fills a limiter, and returns one that works on the same state.
-	make func(store headgate.Store, key string, n int) (*headgate.Limiter, error)
-	cost int // of the request that is measured
+	make  filler
+	cost  int // of the request that is measured
 }
+
+// A filler makes a limiter whose state is so large.
+type filler func(store headgate.Store, key string, n int) (*headgate.Limiter, error)
 
 // slow is the time of a permit. It makes slots that lie so far ahead that none comes while it is measured.
 const slow = time.Minute
@@ -33,10 +35,11 @@ func loads() (large, holes []load) {
 	}
 	holes = []load{
 		{name: "holes of a token bucket, the first fits", of: "server time by holes, first fits, µs", sizes: few, cost: 1, make: holesOfABucket(1)},
-		{name: "holes of a token bucket, the last fits", of: "server time by holes, last fits, µs", sizes: few, cost: 2, make: holesOfABucket(2)},
+		{name: "holes of a token bucket, only the last fits", of: "server time by holes, last fits, µs", sizes: few, cost: 2, make: holesOfABucket(2)},
 		{name: "holes of a token bucket, none fits", of: "server time by holes, none fits, µs", sizes: few, cost: 2, make: holesOfABucket(1)},
-		{name: "holes of a sliding log, the first fits", of: "server time by holes of a log, first fits, µs", sizes: few, cost: 1, make: holesOfALog},
-		{name: "holes of a sliding log, none fits", of: "server time by holes of a log, none fits, µs", sizes: few, cost: 2, make: holesOfALog},
+		{name: "holes of a sliding log, the first fits", of: "server time by holes of a log, first fits, µs", sizes: few, cost: 1, make: holesOfALog(1)},
+		{name: "holes of a sliding log, only the last fits", of: "server time by holes of a log, last fits, µs", sizes: few, cost: 2, make: holesOfALog(2)},
+		{name: "holes of a sliding log, none fits", of: "server time by holes of a log, none fits, µs", sizes: few, cost: 2, make: holesOfALog(1)},
 	}
 	return large, holes
 }
@@ -55,42 +58,41 @@ func queue(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
 	return limiter, many(n, limiter)
 }
 
-// holesOfABucket makes a queue with n places for one permit each that were given up, but for the last, which is for more, and
-// as many between them that were not.
-func holesOfABucket(last int) func(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
+func holesOfABucket(last int) filler {
+	return queueWithHoles(algos.TokenBucket{Rate: 1, Per: slow, Burst: 2}, last)
+}
+
+func holesOfALog(last int) filler {
+	return queueWithHoles(algos.SlidingLog{Limit: 2, Window: slow}, last)
+}
+
+// queueWithHoles makes a queue with n places that were given up, for one permit each but the last, and as many between them
+// that were not.
+func queueWithHoles(algorithm algos.Algorithm, last int) filler {
 	return func(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
-		return queueWithHoles(store, key, algos.TokenBucket{Rate: 1, Per: slow, Burst: 2}, n, last)
-	}
-}
-
-func holesOfALog(store headgate.Store, key string, n int) (*headgate.Limiter, error) {
-	return queueWithHoles(store, key, algos.SlidingLog{Limit: 2, Window: slow}, n, 1)
-}
-
-// queueWithHoles has n of every other reservation behind a burst of two given up.
-func queueWithHoles(store headgate.Store, key string, algorithm algos.Algorithm, n, last int) (*headgate.Limiter, error) {
-	const burst = 2
-	limiter, err := headgate.New(store, key, algorithm)
-	if err != nil {
-		return nil, err
-	}
-	ctx := context.Background()
-	held := make([]*headgate.Reservation, burst+2*n) // the slots of the burst have come
-	for i := range held {
-		cost := 1
-		if i == len(held)-2 {
-			cost = last
-		}
-		if held[i], err = limiter.ReserveN(ctx, cost); err != nil {
+		limiter, err := headgate.New(store, key, algorithm)
+		if err != nil {
 			return nil, err
 		}
-	}
-	for i := burst; i < len(held); i += 2 {
-		if err := held[i].Cancel(ctx); err != nil {
-			return nil, err
+		const burst = 2
+		ctx := context.Background()
+		held := make([]*headgate.Reservation, burst+2*n) // the slots of the burst have come
+		for i := range held {
+			cost := 1
+			if i == len(held)-2 {
+				cost = last
+			}
+			if held[i], err = limiter.ReserveN(ctx, cost); err != nil {
+				return nil, err
+			}
 		}
+		for i := burst; i < len(held); i += 2 {
+			if err := held[i].Cancel(ctx); err != nil {
+				return nil, err
+			}
+		}
+		return limiter, nil
 	}
-	return limiter, nil
 }
 
 // fullLog makes a sliding log with n requests in it, and room for none.

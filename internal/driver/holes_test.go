@@ -38,14 +38,14 @@ func checkHoles(t interface{ Fatalf(string, ...any) }, r algos.Rule, s server) {
 	count, _ := strconv.Atoi(tail[1])
 	first, _ := strconv.Atoi(tail[2])
 	longest, _ := strconv.ParseInt(tail[3], 10, 64)
-	number := func(at int) int64 {
-		return int64(binary.LittleEndian.Uint64([]byte(tail[4][at:at+6] + "\x00\x00")))
-	}
+	six := func(bytes string) int64 { return int64(binary.LittleEndian.Uint64([]byte(bytes + "\x00\x00"))) }
+	number := func(at int) int64 { return six(tail[4][at : at+6]) }
+	taken := six(state[22:28])
 	before := int64(-1)
 	for i := first; i < first+count; i++ {
 		from, to, bound := number(192+12*i), number(198+12*i), number(6*(i/32))
-		if from <= before || to <= from {
-			t.Fatalf("hole %d is %d-%d, behind one that ends at %d", i, from, to, before)
+		if from <= before || to <= from || to >= taken {
+			t.Fatalf("hole %d is %d-%d, behind one that ends at %d, on a line of %d", i, from, to, before, taken)
 		}
 		if i > first && to-from > min(longest, bound) { // the first may have begun
 			t.Fatalf("hole %d is %d-%d, and none is longer than %d, none of its block than %d", i, from, to, longest, bound)
@@ -104,7 +104,10 @@ func TestABatchLooksAtAHoleOnce(t *testing.T) {
 				}
 				return requests
 			}
-			all := slices.Concat(asking(900, 2, 1), asking(50, 3, 1), asking(1, 5, 1))
+			peeking := func(n int, cost int64) []driver.Request {
+				return slices.Repeat([]driver.Request{{Cost: cost, Bound: driver.Ask}}, n)
+			}
+			all := slices.Concat(slices.Repeat(slices.Concat(asking(50, 2, 1), asking(3, 3, 1)), 18), asking(1, 5, 1))
 			var back []driver.Request
 			for i, reply := range s.run(t, r, epoch, all...) {
 				if reply.Wait < 0 {
@@ -126,8 +129,9 @@ func TestABatchLooksAtAHoleOnce(t *testing.T) {
 				requests []driver.Request
 				most     int
 			}{
+				{"54 that one of 18 fits", asking(54, 3), test.all + 54*test.one},
+				{"256 that only the last one fits, and do not take it", peeking(256, 3), test.all + 256*test.one},
 				{"what only the last one fits", asking(1, 5), test.all},
-				{"40 that holes behind 895 fit", asking(40, 3), test.all + 40*test.one},
 				{"256 that none fits", asking(256, 4), test.all + 1000},
 				{"256 that none fits, now more and now fewer", asking(128, 5, 4), test.all + 1000},
 				{"another", asking(1, 4), test.all},
@@ -160,6 +164,28 @@ func TestManyThatLeaveTogetherLookAtFewOfEachOther(t *testing.T) {
 	back = back[:256]
 	if n := looks(t, s, r, "byte(", back...); n > 25*len(back) {
 		t.Errorf("they looked %d times", n)
+	}
+}
+
+// A row of holes that are taken at its front while others come at its end stays within its bounds.
+func TestARowOfHolesGoesOn(t *testing.T) {
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1})
+	b := newBoth(t, server{rdb: redistest.Start(t).Client(), key: "row"})
+	one := driver.Request{Cost: 1, Bound: r.Horizon(1)}
+	var leave []driver.Request
+	for i, reply := range b.batch(r, epoch, slices.Repeat([]driver.Request{one}, 2400)...) {
+		if i%2 == 1 {
+			leave = append(leave, driver.Request{Cost: -1, Receipt: reply.Receipt})
+		}
+	}
+	b.batch(r, epoch, leave[:1000]...)
+	for i, last := range leave[1000:1100] {
+		if reply := b.run(r, epoch, one); reply.Receipt != leave[i].Receipt {
+			t.Fatalf("hole %d: %+v", i, reply)
+		}
+		if reply := b.run(r, epoch, last); reply.Wait != 1 {
+			t.Fatalf("hole %d did not come back: %+v", 1000+i, reply)
+		}
 	}
 }
 
@@ -328,6 +354,33 @@ func TestACountThatStartsAnewHasNoHoles(t *testing.T) {
 	b.ask(r, now, 10, r.Horizon(10))
 	if second := leaveAHole(); second.Period == first.Period {
 		t.Fatal("the count went on")
+	}
+}
+
+// What was given back twice, the second time after a new count had begun within the same microsecond, leaves no hole behind
+// the line's end, which would be granted, and once more when the line comes there.
+func TestNoHoleLiesBehindTheEndOfTheLine(t *testing.T) {
+	r := rule(t, algos.LeakyBucket{Rate: 1, Per: time.Second, Capacity: 100})
+	b := newBoth(t, server{rdb: redistest.Start(t).Client(), key: "behind"})
+	take := func(cost int64) driver.Request {
+		reply := b.ask(r, epoch, cost, r.Horizon(cost))
+		return driver.Request{Cost: -cost, Receipt: reply.Receipt}
+	}
+	all := []driver.Request{take(5), take(20), take(1)}
+	for _, back := range slices.Backward(all) {
+		b.run(r, epoch, back)
+	}
+	take(2)
+	tail := take(30)
+	b.run(r, epoch, all[1]) // in the middle of it now
+	if reply := b.run(r, epoch, tail); reply.Wait != 0 {
+		t.Errorf("%d permits came back that some of had before", reply.Wait)
+	}
+	if reply := b.ask(r, epoch, 20, r.Horizon(20)); reply.Receipt.Number != 25 {
+		t.Errorf("%+v", reply)
+	}
+	if reply := b.ask(r, epoch, 20, r.Horizon(20)); reply.Receipt.Number != 52 {
+		t.Errorf("%+v", reply)
 	}
 }
 

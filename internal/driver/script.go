@@ -57,11 +57,12 @@ func (s Script) Guarded() Script { return ScriptOf(guardLua + s.Source) }
 func (s Script) Many() Script {
 	functions, decide, _ := strings.Cut(s.Source, decides)
 	decide = strings.Replace(decide, "call('TIME')", "clock", 1)
-	read := "{}"                                           // a sorted set is not read at once
-	if at := strings.Index(decide, "call('GET"); at >= 0 { // or GETRANGE, of what begins the string
+	read := "{}" // a sorted set is not read at once
+	// GET, or GETRANGE of what begins the string.
+	if at := strings.Index(decide, "call('GET"); at >= 0 {
 		get := decide[at : at+1+strings.IndexByte(decide[at:], ')')]
 		read = "redis.pcall('MGET', unpack(KEYS))"
-		decide = strings.Replace(decide, get, "(read[KEYS[1]] or "+get+")", 1)
+		decide = strings.Replace(decide, get, "(read[KEYS[1]] or call('GET', KEYS[1]))", 1)
 	}
 	return ScriptOf(strings.NewReplacer("--@functions\n", functions, "--@driver\n", decides+decide, "{} --@read", read).Replace(manyLua))
 }

@@ -241,7 +241,7 @@ elseif last and period >= now and number >= cost and count < 1000 then -- maxHol
     call('ZREM', key, text)
     call('ZADD', key, int(period), entry(number, cost))
     local i = hole_from(period, number)
-    if i <= #holes or #holes == count then
+    if i <= #holes then -- otherwise it is read when it is looked at
       table.insert(holes, i, hole)
       if i <= #sizes + 1 then table.insert(sizes, i, cost) end
     end

@@ -2,7 +2,9 @@ package headgate
 
 import (
 	"testing"
+	"time"
 
+	"github.com/headgate-go/headgate/algos"
 	"github.com/headgate-go/headgate/internal/driver"
 )
 
@@ -77,4 +79,26 @@ func TestAStockIsHandedOut(t *testing.T) {
 		t.Error("handed out by one who came too late")
 	}
 	h.mu.Unlock()
+}
+
+// Permits that were handed out and put back are those whose places begin before those of the others.
+func TestWhatIsPutBackBeginsEarlier(t *testing.T) {
+	rule, err := algos.TokenBucket{Rate: 1, Per: time.Microsecond, Burst: 20}.Rule()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &lent{key: "k", size: 10, leases: [2]lease{{number: 1, left: 10, ends: 110}}}
+	l := &lender{rule: rule.(algos.Lender), keys: map[string]*lent{"k": h}}
+	h.lock()
+	taken := h.take(&h.leases[0], 5, 99) // the places from 100 to 105
+	h.spoil(l.rule, 101)                 // of the others none has begun
+	h.unlock()
+	if n := l.takeBack("k", driver.Request{Cost: -5, Receipt: taken.Receipt}); n != 5 {
+		t.Fatalf("%d went back", n)
+	}
+	h.lock()
+	defer h.unlock()
+	if h.spoil(l.rule, 103); h.leases[0].left > 7 {
+		t.Errorf("three of what was put back have begun, and %d are left", h.leases[0].left)
+	}
 }

@@ -186,8 +186,11 @@ if state then
     local _, last, born, rounded, count, first, none = string.find(state, '^@ *(%-?%d+)%+ *(%d+), *(%d+): *(%d+)< *(%d+),', 29)
     if last ~= 89 then return redis.error_reply(foreign) end
     name, spare, longest = born + 0, rounded + 0, none + 0
-    if first + count > 1024 then return redis.error_reply(foreign) end
-    if count + 0 > 0 then holes = holes_of(KEYS[1], first + 0, count + 0) end
+    if count + 0 > 0 then
+      local places = first + count
+      if places > 1024 or call('STRLEN', KEYS[1]) < 281 + 12 * places then return redis.error_reply(foreign) end
+      holes = holes_of(KEYS[1], first + 0, count + 0)
+    end
   end
   if now < at then
     -- The server's clock went back: so does the line, with all that is owed. A client's clock is merely behind.

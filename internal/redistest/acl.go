@@ -16,7 +16,7 @@ const Restricted = "HEADGATE_TEST_ACL"
 
 // The least that an ACL must allow, as docs/operations.md says it.
 const (
-	ACL        = "+evalsha +eval +hello +time +get +mget +getrange +set +setrange +del +pttl +pexpire"
+	ACL        = "+evalsha +eval +hello +time +get +mget +getrange +strlen +set +setrange +del +pttl +pexpire"
 	ACLLog     = "+zadd +zrange +zrangebyscore +zcount +zcard +zrem +zremrangebyrank +zremrangebyscore +unlink"
 	ACLShared  = "+persist +scan"
 	ACLTickets = "+hget +hkeys +hset +hsetnx +hdel +hincrby +zadd +zscore +zcount +zcard +zrange +zrevrange +zrangebyscore +zrevrangebyscore +zrem +pexpire"

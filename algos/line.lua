@@ -40,6 +40,7 @@ end
 -- holes_of is the row of a key's holes and what works on it, made only where there are some. Its places are counted from 0.
 -- It is read and written where it is stored, by the hole or by the block: to make long strings of it would take longest.
 local function holes_of(key, first, count)
+  local call, byte, floor = redis.call, string.byte, math.floor -- its own: a function takes longer to make with those outside
   local row = { first = first, count = count }
   local bounds, stale = {}, {} -- of the blocks, as they are now, and those which are not stored so
   local stored = count == 0 and string.rep('\0', 192) -- the bounds as they are, once they have been read

@@ -130,3 +130,50 @@ func TestALimitThatIsUsedUpIsNotAskedForLeases(t *testing.T) {
 		}
 	})
 }
+
+// What is refused without asking Redis is refused beside a lease, too.
+func TestALeaseIsForWhoMayAsk(t *testing.T) {
+	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
+		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 400}, headgate.WithLease(80))
+		defer closeAll(t, []*headgate.Limiter{l})
+		warm(t, l, 80)
+		ended, end := context.WithCancel(context.Background())
+		end()
+		if d, err := l.Allow(ended); !errors.Is(err, context.Canceled) || d.Allowed {
+			t.Errorf("a context that has ended: %+v, %v", d, err)
+		}
+		for name, ask := range map[string]func() (headgate.Decision, error){
+			"no permits":    func() (headgate.Decision, error) { return l.AllowN(context.Background(), 0) },
+			"fewer":         func() (headgate.Decision, error) { return l.AllowN(context.Background(), -5) },
+			"no parts":      func() (headgate.Decision, error) { return l.For().Allow(context.Background()) },
+			"an empty part": func() (headgate.Decision, error) { return l.For("").Allow(context.Background()) },
+		} {
+			if d, err := ask(); !errors.Is(err, headgate.ErrInvalid) || d.Allowed {
+				t.Errorf("%s: %+v, %v", name, d, err)
+			}
+		}
+	})
+}
+
+// A decision of a lease is told like any other.
+func TestDecisionsOfALeaseAreTold(t *testing.T) {
+	inRedisTime(t, func(t *testing.T, _ *redistest.Server, rdb *redis.Client) {
+		told := 0
+		hook := func(ctx context.Context, op headgate.Operation) (context.Context, func(headgate.Outcome)) {
+			if op.Verb != headgate.VerbAllow {
+				return ctx, nil
+			}
+			return ctx, func(headgate.Outcome) { told++ }
+		}
+		l := newLimiter(t, headgate.Redis(rdb, headgate.ClientClock()), algos.TokenBucket{Rate: 1, Per: tick, Burst: 400},
+			headgate.WithLease(80), headgate.WithHook(hook))
+		defer closeAll(t, []*headgate.Limiter{l})
+		asked := warm(t, l, 80)
+		for range 20 {
+			allowN(t, l, 1)
+		}
+		if asked += 20; told != asked {
+			t.Errorf("%d of %d were told", told, asked)
+		}
+	})
+}

@@ -63,7 +63,7 @@ local function holes_of(key, first, count)
     return number(text, 1), number(text, 7)
   end
 
-  function row.bound(block)
+  local function bound(block)
     if not bounds[block] then
       stored = stored or call('GETRANGE', key, '89', '280')
       bounds[block] = number(stored, 6 * block + 1)
@@ -72,7 +72,7 @@ local function holes_of(key, first, count)
   end
 
   function row.set_bound(block, length)
-    if length ~= row.bound(block) then bounds[block], stale[block] = length, true end
+    if length ~= bound(block) then bounds[block], stale[block] = length, true end
   end
 
   function row.save() -- the bounds: the row itself is stored as it changes
@@ -81,7 +81,7 @@ local function holes_of(key, first, count)
 
   local function cover(i, length) -- by the bound of its block, a hole that has come there
     local block = floor(i / 32)
-    if length > row.bound(block) then row.set_bound(block, length) end
+    if length > bound(block) then row.set_bound(block, length) end
   end
 
   function row.put(i, from, to)
@@ -136,7 +136,7 @@ local function holes_of(key, first, count)
   function row.fit(cost, begun) -- the first hole that has so many permits that have not begun
     local last = row.first + row.count - 1
     for block = floor(row.first / 32), floor(last / 32) do
-      if cost <= row.bound(block) then
+      if cost <= bound(block) then
         local i = math.max(row.first, 32 * block)
         local text = read(i, math.min(last, 32 * block + 31))
         local longest = 0

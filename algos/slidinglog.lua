@@ -29,8 +29,8 @@ local function entry(total, cost) return format('%016.0f:%.0f', total, cost) end
 local function hole_text(slot, total, cost) return format('hole %016.0f:%016.0f:%.0f', slot, total, cost) end
 
 local function hole(i)
-  local slot, total, permits = match(holes[i] or '', '^hole 0*(%d+):0*(%d+):(%d+)$')
-  if slot then return slot + 0, total + 0, permits + 0 end
+  local slot, total, permits = match(holes[i], '^hole 0*(%d+):0*(%d+):(%d+)$')
+  return slot + 0, total + 0, permits + 0
 end
 
 -- read_on reads more holes, each time as many again. It tells whether there are any.

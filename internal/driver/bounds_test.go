@@ -154,41 +154,66 @@ func TestHolesAreBounded(t *testing.T) {
 // Callers who leave a long queue in any order: Lua looks for their place among the holes by halves, Go from the first on.
 func TestManyLeaveALongQueue(t *testing.T) {
 	rdb := redistest.Start(t).Client()
-	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 1_000_000})
-	for name, ahead := range map[string]int64{
-		"whose places have numbers of one length":  1_000_000,
-		"whose places have numbers of two lengths": 999_000,
-	} {
-		t.Run(name, func(t *testing.T) {
-			random := rand.New(rand.NewPCG(3, 4))
-			b := newBoth(t, server{rdb: rdb, key: name})
-			both := func(request driver.Request) driver.Reply { return b.run(r, epoch, request) }
-			both(driver.Request{Cost: ahead})
-			var taken []driver.Request // to be given back
-			take := func() {
-				cost := 1 + random.Int64N(3)
-				reply := both(driver.Request{Cost: cost, Bound: r.Horizon(cost)})
-				taken = append(taken, driver.Request{Cost: -cost, Receipt: reply.Receipt})
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Microsecond, Burst: 1 << 44})
+	random := rand.New(rand.NewPCG(3, 4))
+	b := newBoth(t, server{rdb: rdb, key: "queue"})
+	both := func(request driver.Request) driver.Reply { return b.run(r, epoch, request) }
+	both(driver.Request{Cost: 1<<44 - 1000}) // so that the places' numbers take all their bytes
+	var taken []driver.Request // to be given back
+	take := func() {
+		cost := 1 + random.Int64N(3)
+		reply := both(driver.Request{Cost: cost, Bound: r.Horizon(cost)})
+		taken = append(taken, driver.Request{Cost: -cost, Receipt: reply.Receipt})
+	}
+	for range 2200 {
+		take()
+	}
+	for i := 2199; i > 0; i -= 2 { // more than there may be holes
+		both(taken[i])
+		taken = slices.Delete(taken, i, i+1)
+	}
+	for len(taken) > 0 {
+		i := random.IntN(len(taken))
+		both(taken[i])
+		both(driver.Request{Cost: 1 + random.Int64N(30), Bound: driver.Ask}) // which fits where neighbours have left
+		switch random.IntN(10) {
+		case 0:
+			continue // and once more, later on
+		case 1:
+			take()
+		}
+		taken = slices.Delete(taken, i, i+1)
+	}
+}
+
+// What follows a line's numbers is Headgate's, or the whole is not.
+func TestALineWithAnotherTailIsForeign(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 5})
+	b := newBoth(t, server{rdb: rdb, key: "foreign"})
+	all := b.batch(r, epoch, slices.Repeat([]driver.Request{{Cost: 1, Bound: r.Horizon(1)}}, 12)...)
+	plain, _ := b.s.stored()
+	var back []driver.Request
+	for i := 6; i < 12; i += 2 {
+		back = append(back, driver.Request{Cost: -1, Receipt: all[i].Receipt})
+	}
+	b.batch(r, epoch, back...)
+	whole, _ := b.s.stored()
+	states := []string{plain + "x", plain + "@1+0,", plain + "1-2,", plain + "@1+0,1", whole[:35] + "x" + whole[36:]}
+	for n := len(plain) + 1; n < len(whole); n++ {
+		states = append(states, whole[:n])
+	}
+	script := b.s.script(t, r)
+	for _, state := range states {
+		rdb.Set(t.Context(), "foreign", state, time.Hour)
+		for _, args := range [][]any{{1, 0}, {1, driver.Ask}, {-1, all[7].Receipt.Period, all[7].Receipt.Number}} {
+			err := script.Run(t.Context(), rdb, []string{"foreign", fmt.Sprint(epoch)}, append([]any{"", 1, second, 5}, args...)...).Err()
+			if err == nil || !strings.HasPrefix(err.Error(), "FOREIGN") {
+				t.Errorf("%q, %v: %v", state, args, err)
 			}
-			for range 2200 {
-				take()
-			}
-			for i := 2199; i > 0; i -= 2 { // more than there may be holes
-				both(taken[i])
-				taken = slices.Delete(taken, i, i+1)
-			}
-			for len(taken) > 0 {
-				i := random.IntN(len(taken))
-				both(taken[i])
-				both(driver.Request{Cost: 1 + random.Int64N(30), Bound: driver.Ask}) // which fits where neighbours have left
-				switch random.IntN(10) {
-				case 0:
-					continue // and once more, later on
-				case 1:
-					take()
-				}
-				taken = slices.Delete(taken, i, i+1)
-			}
-		})
+		}
+		if got, _ := b.s.stored(); got != state {
+			t.Errorf("%q became %q", state, got)
+		}
 	}
 }

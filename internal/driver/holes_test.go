@@ -250,8 +250,8 @@ func TestBatchesAmongManyHoles(t *testing.T) {
 	}
 }
 
-// Neighbours whose texts lie in different pieces become one, and what else is in those pieces is found all the same.
-func TestPiecesThatBecomeOne(t *testing.T) {
+// Neighbours in different blocks of the row become one, and what else is in those blocks is found all the same.
+func TestNeighboursInTwoBlocksBecomeOne(t *testing.T) {
 	rdb := redistest.Start(t).Client()
 	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 25})
 	request := func(cost int64) driver.Request { return driver.Request{Cost: cost, Bound: r.Horizon(cost)} }
@@ -381,37 +381,5 @@ func TestNoHoleLiesBehindTheEndOfTheLine(t *testing.T) {
 	}
 	if reply := b.ask(r, epoch, 20, r.Horizon(20)); reply.Receipt.Number != 52 {
 		t.Errorf("%+v", reply)
-	}
-}
-
-// What follows a line's numbers is Headgate's, or the whole is not.
-func TestALineWithAnotherTailIsForeign(t *testing.T) {
-	rdb := redistest.Start(t).Client()
-	r := rule(t, algos.TokenBucket{Rate: 1, Per: time.Second, Burst: 5})
-	b := newBoth(t, server{rdb: rdb, key: "foreign"})
-	all := b.batch(r, epoch, slices.Repeat([]driver.Request{{Cost: 1, Bound: r.Horizon(1)}}, 12)...)
-	plain, _ := b.s.stored()
-	var back []driver.Request
-	for i := 6; i < 12; i += 2 {
-		back = append(back, driver.Request{Cost: -1, Receipt: all[i].Receipt})
-	}
-	b.batch(r, epoch, back...)
-	whole, _ := b.s.stored()
-	states := []string{plain + "x", plain + "@1+0,", plain + "1-2,", plain + "@1+0,1", whole[:35] + "x" + whole[36:]}
-	for n := len(plain) + 1; n < len(whole); n++ {
-		states = append(states, whole[:n])
-	}
-	script := b.s.script(t, r)
-	for _, state := range states {
-		rdb.Set(t.Context(), "foreign", state, time.Hour)
-		for _, args := range [][]any{{1, 0}, {1, driver.Ask}, {-1, all[7].Receipt.Period, all[7].Receipt.Number}} {
-			err := script.Run(t.Context(), rdb, []string{"foreign", fmt.Sprint(epoch)}, append([]any{"", 1, second, 5}, args...)...).Err()
-			if err == nil || !strings.HasPrefix(err.Error(), "FOREIGN") {
-				t.Errorf("%q, %v: %v", state, args, err)
-			}
-		}
-		if got, _ := b.s.stored(); got != state {
-			t.Errorf("%q became %q", state, got)
-		}
 	}
 }

@@ -159,7 +159,7 @@ func TestManyLeaveALongQueue(t *testing.T) {
 	b := newBoth(t, server{rdb: rdb, key: "queue"})
 	both := func(request driver.Request) driver.Reply { return b.run(r, epoch, request) }
 	both(driver.Request{Cost: 1<<44 - 1000}) // so that the places' numbers take all their bytes
-	var taken []driver.Request // to be given back
+	var taken []driver.Request               // to be given back
 	take := func() {
 		cost := 1 + random.Int64N(3)
 		reply := both(driver.Request{Cost: cost, Bound: r.Horizon(cost)})
